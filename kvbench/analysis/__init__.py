@@ -1,0 +1,1 @@
+"""What stored numbers mean: fits, comparisons, gates, change points and claims. Measures nothing."""

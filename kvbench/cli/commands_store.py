@@ -1,0 +1,217 @@
+"""``doctor runs show export import db``: what is here, what is stored, and moving it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvbench.cli.options import Db, Json
+from kvbench.cli.output import emit, emit_json, say
+from kvbench.errors import EXIT_NO_DATA, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from kvbench.contract.result import Result
+    from kvbench.store import LoadedRun, Store
+
+RUNS_SCHEMA = "kvbench.runs/1"
+IMPORT_SCHEMA = "kvbench.import/1"
+EXPORT_SCHEMA = "kvbench.export/1"
+DB_SCHEMA = "kvbench.db/1"
+
+Selector = Annotated[
+    str, typer.Argument(metavar="SELECTOR", help="Run or group UUID (prefix), label, bundle file, latest or latest~N.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to ``app``."""
+    app.command("doctor")(doctor)
+    app.command("runs")(runs)
+    app.command("show")(show)
+    app.command("export")(export)
+    app.command("import")(import_)
+    app.command("db")(db)
+
+
+def doctor(
+    traps: Annotated[bool, typer.Option("--traps", help="Run the self-tests of known wrong-number traps.")] = False,
+    scratch: Annotated[Path | None, typer.Option("--scratch", metavar="DIR", help="Directory for file tiers.")] = None,
+    json: Json = False,
+) -> None:
+    """Say what this machine is, what can run here and why not, and the command that mends each obstacle."""
+    from kvbench.cli import doctor as command
+
+    raise typer.Exit(command.run(traps=traps, json=json, scratch=scratch))
+
+
+def runs(
+    limit: Annotated[int, typer.Option("--limit", help="At most this many, newest first.")] = 20,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """List the runs in the database, newest first."""
+    from kvbench.report.table import plain_table
+
+    if limit < 1:
+        raise UsageError("out of range", where="--limit", got=limit, expected="1 or more")
+    with _reading(db) as store:
+        found = store.runs(limit=limit)
+        now = datetime.now(UTC)
+        ages = {
+            run.info.uuid: (now - datetime.fromisoformat(run.last_commit_at)).total_seconds()
+            for run in found if run.info.status == "running" and run.last_commit_at
+        }  # fmt: skip
+        if json:
+            emit_json({
+                "schema": RUNS_SCHEMA,
+                "runs": [
+                    {**run.info.to_json(), "host": run.info.host, "cases": len(run.info.plan), "done": run.done,
+                     "ok": run.ok, "age_s": ages.get(run.info.uuid)} for run in found
+                ],
+            })  # fmt: skip
+            return
+        if not found:
+            emit(f"no runs in {store.describe()}; kvbench run measures one")
+            return
+        lines = [
+            (
+                run.info.uuid[:8], run.info.group[:8], run.info.label or "", run.info.started_at[:19] + "Z",
+                run.info.hw_class, run.info.profile, f"{run.done}/{len(run.info.plan)}",
+                run.info.status + (f", last commit {ages[run.info.uuid]:.0f} s ago" if run.info.uuid in ages else ""),
+            ) for run in found
+        ]  # fmt: skip
+        emit(plain_table(("run", "group", "label", "started", "hardware", "profile", "cases", "status"), lines))
+
+
+def show(
+    selector: Selector = "latest",
+    select: Annotated[
+        list[str] | None, typer.Argument(metavar="[SELECT]...", help="Only these: suite or suite/bench.")
+    ] = None,
+    canaries: Annotated[bool, typer.Option("--canaries", help="Show the canary cases too.")] = False,
+    charts: Annotated[bool, typer.Option("--charts/--no-charts", help="Draw each curve.")] = True,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Show the rows of a run or group: values, ceilings, status, a chart of each curve and its fit."""
+    from kvbench.contract.document import results_document
+    from kvbench.report.summary import run_summary
+
+    loaded = _load(selector, db)
+    rows: list[tuple[str, Result]] = []
+    beside: list[tuple[str, Result]] = []
+    for run in loaded:
+        for row in run.results:
+            (beside if row.is_canary else rows).append((run.info.uuid, row))
+    if select:
+        rows = [(uuid, row) for uuid, row in rows if any(_matches(row, word) for word in select)]
+        if not rows:
+            say(f"kvbench: no rows of {' '.join(select)} in {selector}")
+            raise typer.Exit(EXIT_NO_DATA)
+    infos = [run.info for run in loaded]
+    if json:
+        emit_json(results_document(infos, rows, beside))
+    else:
+        emit(run_summary(infos, rows, beside, charts=charts, show_canaries=canaries))
+
+
+def export(
+    selector: Selector,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; never overwritten without --force.")],
+    format: Annotated[
+        str | None, typer.Option("--format", help="bundle, json, csv or parquet; default: by the file's suffix.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Write runs to a file: a bundle travels and imports without loss; csv, json and parquet are for other tools."""
+    from kvbench.store import export as export_rows
+
+    with _reading(db) as store:
+        written = export_rows(store, selector, file, format, force=force)
+    if json:
+        emit_json({"schema": EXPORT_SCHEMA, "files": [{"path": str(file), "format": written.format,
+                   "runs": written.runs, "rows": written.rows}]})  # fmt: skip
+    else:
+        emit(f"wrote {written.runs} runs, {written.rows} rows to {file} ({written.format})")
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles that run --bundle or export wrote.")],
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Merge bundles into the database; importing one twice changes nothing. A file comes in whole or not at all."""
+    from kvbench.store import import_bundle, open_store
+
+    done = []
+    with open_store(db) as store:
+        store.check_writable()
+        for file in files:
+            counts = import_bundle(store, file)
+            done.append((file, counts))
+            say(
+                f"{file}: {counts.runs_new} new runs, {counts.runs_known} known; "
+                f"{counts.rows_new} new rows, {counts.rows_known} known"
+            )
+            for notice in counts.notices:
+                say(f"kvbench: {notice}")
+    if json:
+        document = [
+            {"path": str(file), "runs_new": c.runs_new, "runs_known": c.runs_known, "rows_new": c.rows_new,
+             "rows_known": c.rows_known, "notices": list(c.notices)} for file, c in done
+        ]  # fmt: skip
+        emit_json({"schema": IMPORT_SCHEMA, "files": document})
+    else:
+        emit(f"imported {len(done)} file{'s' if len(done) != 1 else ''} into {store.describe()}")
+
+
+def db(
+    action: Annotated[str, typer.Argument(metavar="info|check|upgrade", help="What to do.")] = "info",
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Say where the database is and what is in it, check its integrity, or bring an older schema up to date."""
+    from kvbench.store import admin
+
+    actions = {"info": admin.info, "check": admin.check, "upgrade": admin.upgrade}
+    if action not in actions:
+        raise UsageError("unknown action", where="kvbench db", got=action, expected="info, check or upgrade")
+    facts = actions[action](db)
+    if json:
+        emit_json({"schema": DB_SCHEMA, "databases": [facts]})
+    else:
+        emit("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    raise typer.Exit(EXIT_OK if facts.get("integrity", "ok") == "ok" else EXIT_NO_DATA)
+
+
+def _reading(db: str | None) -> Store:
+    from kvbench.store import open_store
+
+    return open_store(db, create=False, readonly=True)
+
+
+def _load(selector: str, db: str | None) -> Sequence[LoadedRun]:
+    """Return what ``selector`` names; a bundle file needs no database."""
+    from kvbench.store import LoadedRun, read_bundle
+
+    is_bundle = False
+    with contextlib.suppress(OSError):  # a name no file system takes is no bundle
+        is_bundle = Path(selector).is_file()
+    if is_bundle:
+        found = read_bundle(selector)
+        for notice in found.notices:
+            say(f"kvbench: {notice}")
+        return [LoadedRun(run.info, run.results) for run in found.runs]
+    with _reading(db) as store:
+        return store.load(selector)
+
+
+def _matches(row: Result, word: str) -> bool:
+    return word in (row.suite, f"{row.suite}/{row.bench}")

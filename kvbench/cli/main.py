@@ -1,0 +1,63 @@
+"""Entry point: the typer app, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from kvbench import __version__
+from kvbench.cli import commands_run, commands_store
+from kvbench.cli.output import prepare_streams, say
+from kvbench.errors import EXIT_SIGINT, EXIT_USAGE, KvbenchError, printable
+
+app = typer.Typer(
+    name="kvbench", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure what this machine's memory hierarchy delivers to a KV cache, and which way of offloading pays here.",
+)  # fmt: skip
+commands_run.register(app)
+commands_store.register(app)
+
+# typer raises click's usage errors but has moved click inside itself; its own BadParameter leads to the base class.
+_CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    """What does the memory hierarchy of this machine really deliver to a KV cache, and which way of offloading pays?"""
+    if version:
+        typer.echo(f"kvbench {__version__}")
+        raise typer.Exit
+
+
+def as_utf8(words: list[str]) -> list[str]:
+    """Return ``words`` read as UTF-8 whatever the locale: in a plain C locale Python hands non-ASCII bytes through as
+    lone surrogates, which no database column and no JSON document may hold."""
+    return [os.fsencode(word).decode("utf-8", "replace") if not word.isascii() else word for word in words]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; a user's mistake is one line on stderr, never a traceback."""
+    prepare_streams()
+    try:
+        code = app(args=as_utf8(sys.argv[1:] if argv is None else argv), standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except _CLICK_ERROR as error:
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        say(f"kvbench: error: {printable(' '.join(text.split()), 500)} (kvbench --help, kvbench COMMAND --help)")
+        return EXIT_USAGE
+    except KvbenchError as error:
+        say(f"kvbench: error: {error}")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        say("kvbench: stopped")
+        return EXIT_SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

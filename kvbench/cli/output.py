@@ -1,0 +1,58 @@
+"""Where words go: results on stdout, everything else on stderr, and neither may take a measurement down with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+from kvbench.errors import KvbenchError
+from kvbench.report.text import unicode_ok
+
+
+class OutputLost(KvbenchError):
+    """stdout refused the result (full disk, I/O error). A reader that went away (``| head``) is not an error."""
+
+
+def prepare_streams() -> None:
+    """Make both streams survive any locale: what it cannot encode is escaped, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(line: str) -> None:
+    """Write one line to stderr; a closed or full stderr is ignored, because the measurement matters more."""
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _detach(sys.stderr)
+
+
+def emit(text: str) -> None:
+    """Write a result to stdout, whole. Raises OutputLost when it cannot be written; a closed pipe ends it silently."""
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _detach(sys.stdout)
+    except OSError as error:
+        _detach(sys.stdout)
+        raise OutputLost("the output could not be written", where="stdout", got=os.strerror(error.errno or 0)) from None
+
+
+def emit_json(document: dict[str, Any]) -> None:
+    """Write one strict JSON document to stdout."""
+    emit(json.dumps(document, allow_nan=False, indent=1, ensure_ascii=not unicode_ok(sys.stdout)))
+
+
+def _detach(stream: TextIO) -> None:
+    """Point the stream's descriptor at the null device, so the interpreter's last flush cannot fail as well."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,1 @@
+"""Reads what this box is: topology, fingerprint, identity, physical ceilings, state in a window. Measures nothing."""

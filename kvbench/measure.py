@@ -1,0 +1,323 @@
+"""``measure``: what a bench calls. Times, verifies, judges, and turns it all into rows; a bench owns no clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from kvbench.context import Context
+from kvbench.contract.bench import Bench
+from kvbench.contract.case import Case
+from kvbench.contract.result import Basis, Better, Bytes, Ceiling, Result, Scalar, Status
+from kvbench.errors import KvbenchError
+from kvbench.timing.judge import judge
+from kvbench.timing.sampler import Run, sample, sample_pair
+
+if TYPE_CHECKING:
+    from kvbench.kernels.team import Team
+    from kvbench.memory.host import HostBuffer
+    from kvbench.memory.payload import Kind
+    from kvbench.memory.region import Pages
+    from kvbench.timing.gate import GateKind
+    from kvbench.timing.samples import Samples
+
+RateOf = Literal["unique", "link", "demand", "near"]
+Verify = Callable[[], None]
+CACHE_MULTIPLE = 4  # a working set below this many LLCs is partly served by it (traps.md T12)
+
+
+class SkipCase(Exception):
+    """Raised by :meth:`Measure.skip`; the case becomes one ``skipped`` row with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A measured ceiling, interleaved with the case: ``run`` like the case's, ``amount`` bytes or operations a pass."""
+
+    name: str
+    run: Run
+    amount: float
+    verify: Verify | None = None
+
+
+class Measure:
+    """Handed to each bench with its case. Call it once for the primary metric; ``extra`` adds rows after it."""
+
+    def __init__(self, bench: Bench, case: Case, context: Context) -> None:
+        self._bench, self._case, self._context = bench, case, context
+        self._rows: list[Result] = []
+        self._stack = contextlib.ExitStack()
+        self._tids: list[int] = []
+        self._flags: dict[str, None] = {}
+        self._detail: dict[str, Scalar] = {}
+
+    # -- what a bench asks for -----------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The worker's facts: profile, scratch directory, topology, seed."""
+        return self._context
+
+    def team(self, threads: int | Literal["all"]) -> Team:
+        """Return ``threads`` threads pinned one by one, ended with the case; skips it when CPUs lack."""
+        return self.team_on(self._context.topology.measuring_cpus(threads))
+
+    def team_on(self, cpus: Sequence[int]) -> Team:
+        """Return one thread pinned to each of ``cpus``, ended with the case."""
+        from kvbench.kernels.team import Team
+
+        team = self._stack.enter_context(Team(cpus))
+        self._tids = list(team.tids)
+        if not team.pinned:
+            self.flag("unpinned")
+            self.note("pin_reason", team.pin_reason)
+        return team
+
+    def sources(
+        self, count: int, nbytes: int, pages: Pages, *, kind: Kind = "bits", node: int | None = None
+    ) -> list[HostBuffer]:
+        """Return ``count`` host buffers of ``nbytes`` random payload, placed and read back. Only to be read."""
+        seed = self._context.seed
+        return [self._placed(f"source{i}", nbytes, pages, node, kind, seed + i) for i in range(count)]
+
+    def target(self, nbytes: int, pages: Pages, *, node: int | None = None) -> HostBuffer:
+        """Return a host buffer of ``nbytes`` to write to: touched, placed and read back, its content is nobody's."""
+        return self._placed("target", nbytes, pages, node, None, self._context.seed)
+
+    def _placed(
+        self, role: str, nbytes: int, pages: Pages, node: int | None, kind: Kind | None, seed: int
+    ) -> HostBuffer:
+        buffer = self._context.arena.get(role, nbytes, pages, node, kind, seed)
+        place = buffer.placement
+        for flag in place.flags:
+            self.flag(flag)
+        self.note("page_bytes", place.page_bytes)
+        self.note("huge_share", None if place.huge_share is None else round(place.huge_share, 4))
+        if place.nodes is not None:
+            self.note("nodes", "+".join(str(number) for number, held in sorted(place.nodes.items()) if held))
+        return buffer
+
+    def working_set(self, nbytes: int) -> None:
+        """Record how many last-level caches ``nbytes`` fill, and flag ``in_llc`` if part stays in them."""
+        llc = self._context.topology.llc()
+        for flag in llc.flags:
+            self.flag(flag)
+        self.note("working_set", nbytes)
+        self.note("llc_bytes", llc.bytes)
+        if nbytes < CACHE_MULTIPLE * llc.bytes:
+            self.flag("in_llc")
+
+    def enter(self, resource: contextlib.AbstractContextManager[Any]) -> Any:
+        """Open ``resource`` until the case ends."""
+        return self._stack.enter_context(resource)
+
+    def threads(self, tids: Sequence[int]) -> None:
+        """Name the native ids of the threads that measure, when they are not a :meth:`team`'s."""
+        self._tids = list(tids)
+
+    def flag(self, word: str) -> None:
+        """Add ``word`` to the flags of every row of this case."""
+        self._flags[word] = None
+
+    def note(self, name: str, value: Scalar) -> None:
+        """Keep a scalar under ``detail`` of the primary row; raises KvbenchError for NaN and infinity."""
+        if isinstance(value, float) and not abs(value) < float("inf"):
+            raise KvbenchError(f"detail {name!r} is not a number", got=value, expected="a finite number or None")
+        self._detail[name] = value
+
+    def skip(self, reason: str) -> NoReturn:
+        """End the case as ``skipped``; ``reason`` is for the user."""
+        raise SkipCase(reason)
+
+    # -- measuring -----------------------------------------------------------------------------------------------
+
+    def __call__(
+        self, run: Run, *, link: int | Callable[[], int | None] | None = None, unique: int | None = None,
+        demand: int | None = None, near: int | None = None, rate_of: RateOf | None = None, ops: float = 1.0,
+        verify: Verify | None = None, kernel: str | None = None, transport: str | None = None,
+        ceilings: Sequence[Ceiling] = (), gate: GateKind | None = "delay",
+    ) -> Result:  # fmt: skip
+        """Time ``run(reps)`` and add the primary row.
+
+        ``link`` and the other byte counts are those of one pass; ``link`` may be a function, asked after the
+        timing, where the bytes are counted and not known. A B/s metric counts ``rate_of`` (default: link bytes).
+        ``ops`` are the operations of one pass: a seconds metric is per operation, a FLOP/s metric counts them.
+        ``verify`` runs after the timed region and raises VerifyError; then the case keeps no number (design 6.7).
+        """
+        taken = sample(run, self._context.budget, tids=self._tids, gate=gate, marker=_marker(), seed=self._context.seed)
+        if verify is not None:
+            verify()
+        crossed = link() if callable(link) else link
+        moved = Bytes(unique=unique, link=crossed, demand=demand, near=near)
+        row, _ = self._row(taken, moved, rate_of, ops, kernel, transport, tuple(ceilings), retaken=True)
+        self._rows.insert(0, row)
+        return row
+
+    def pair(
+        self, run: Run, reference: Reference, *, link: int | None = None, unique: int | None = None,
+        demand: int | None = None, near: int | None = None, rate_of: RateOf | None = None, ops: float = 1.0,
+        verify: Verify | None = None, kernel: str | None = None, transport: str | None = None,
+        ceilings: Sequence[Ceiling] = (), gate: GateKind | None = "delay",
+    ) -> Result:  # fmt: skip
+        """Time ``run`` and its measured ceiling in turns; the ceiling heads the row's list. Otherwise like a call.
+
+        A pair that comes out above its ceiling is retaken once, then flagged ``above_ceiling`` (design 6.8).
+        """
+        moved = Bytes(unique=unique, link=link, demand=demand, near=near)
+        for attempt in (1, 2):
+            pair = sample_pair(
+                run, reference.run, self._context.budget, tids=self._tids, gate=gate, marker=_marker(),
+                seed=self._context.seed,
+            )  # fmt: skip
+            for again, check in ((run, verify), (reference.run, reference.verify)):
+                if check is not None:
+                    again(1)  # the other side ran last over the same threads and maybe the same memory
+                    check()
+            top = None
+            if pair.b.summary is not None:
+                top = self._value(reference.amount, pair.b.summary.median)
+            ceiling = Ceiling(reference.name, top, "measured", "interleaved with the case")
+            row, retake = self._row(
+                pair.a, moved, rate_of, ops, kernel, transport, (ceiling, *ceilings), retaken=attempt == 2
+            )
+            if not retake:
+                break
+            self.note("retaken", 1)
+        self._rows.insert(0, row)
+        return row
+
+    def best(self, candidates: Mapping[str, Run], *, passes: int = 1, rounds: int = 3) -> str:
+        """Return the name of the fastest of ``candidates`` by ``rounds`` interleaved calls after one warm-up each."""
+        from kvbench.timing.clock import now_ns
+
+        best: dict[str, float] = {}
+        for attempt in range(rounds + 1):
+            for name, run in candidates.items():
+                before = now_ns()
+                own = run(passes)
+                seconds = (now_ns() - before) * 1e-9 if own is None else own
+                if attempt:
+                    best[name] = min(seconds, best.get(name, seconds))
+        return min(best, key=best.__getitem__)
+
+    def extra(
+        self, metric: str, value: float | None, *, unit: str, better: Better, low: float | None = None,
+        high: float | None = None, n: int = 0, basis: Basis = "measured", status: Status | None = None,
+        reason: str = "", kernel: str | None = None, moved: Bytes | None = None, rate_of: RateOf | None = None,
+        seconds: float | None = None, detail: Mapping[str, Scalar] | None = None,
+    ) -> Result:  # fmt: skip
+        """Add a row for a further metric of this case; call it after the primary. ``metric`` must be declared."""
+        if metric not in self._bench.extra_metrics:
+            raise KvbenchError(
+                "undeclared metric", where=f"{self._bench.suite}/{self._bench.name}", got=metric,
+                expected="one of extra_metrics=... in its @bench",
+            )  # fmt: skip
+        row = self.empty(status or ("ok" if value is not None else "failed"), reason).with_(
+            metric=metric, unit=unit, better=better, value=value, low=low, high=high, n=n, basis=basis, kernel=kernel,
+            bytes=moved or Bytes(), rate_of=rate_of, seconds=seconds, detail=dict(detail or {}),
+        )  # fmt: skip
+        self._rows.append(row)
+        return row
+
+    def model(self, value: float, *, source: str, detail: Mapping[str, Scalar] | None = None) -> Result:
+        """Add the primary row as ``modelled``: a number computed, not measured. ``source`` names the formula."""
+        self._detail.update(detail or {})
+        row = self.empty("ok", "").with_(value=value, basis="modelled", kernel=source)
+        self._rows.insert(0, row)
+        return row
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[Result]:
+        """Return the rows of the case, primary first; empty when the bench measured nothing."""
+        if not any(row.metric == self._bench.metric for row in self._rows):
+            return []
+        ordered = sorted(self._rows, key=lambda row: row.metric != self._bench.metric)
+        flags = tuple(self._flags)
+        done = [row.with_(flags=tuple(dict.fromkeys((*row.flags, *flags)))) for row in ordered]
+        return [done[0].with_(detail={**self._detail, **done[0].detail}), *done[1:]]
+
+    def close(self, failed: bool) -> None:
+        """End threads and give buffers back."""
+        self._stack.close()
+        self._context.arena.end_case(failed)
+
+    def empty(self, status: Status, reason: str) -> Result:
+        """Return the primary row without a value."""
+        case, bench = self._case, self._bench
+        return Result(
+            suite=case.suite, bench=case.bench, bench_version=case.version, axes=dict(case.axes),
+            resolved=dict(case.resolved), metric=bench.metric, unit=bench.unit, better=bench.better,
+            digest=case.digest, status=status, reason=reason, flags=tuple(self._flags), detail=dict(self._detail),
+        )  # fmt: skip
+
+    def _row(
+        self, taken: Samples, moved: Bytes, rate_of: RateOf | None, ops: float, kernel: str | None,
+        transport: str | None, ceilings: tuple[Ceiling, ...], *, retaken: bool,
+    ) -> tuple[Result, bool]:  # fmt: skip
+        """Return the row of ``taken`` and whether the pair should be retaken."""
+        self._detail.update(
+            warm_seconds=round(taken.warm_seconds, 6), warm_calls=taken.warm_calls, reps=taken.reps, gated=taken.gated,
+            marked=taken.marked, sampled_seconds=round(taken.sampled_seconds, 6), kernels=self._context.kernels[:16],
+            first_ratio=_rounded(taken.first_ratio), first_call_ratio=_rounded(taken.first_call_ratio),
+        )  # fmt: skip
+        if taken.gate_reason:
+            self.note("gate_reason", taken.gate_reason)
+        summary = taken.summary
+        if summary is None:
+            return self.empty("failed", taken.reason or "no samples").with_(stop="no_samples"), False
+        if self._bench.unit == "B/s" and rate_of is None:
+            rate_of = "link"
+        amount = ops
+        if rate_of is not None:
+            counted = getattr(moved, rate_of)
+            if counted is None:
+                raise KvbenchError(f"a rate of {rate_of} bytes needs them", where=self._case.text())
+            amount = float(counted)
+        value = self._value(amount, summary.median)
+        ends = [None if end is None else self._value(amount, end) for end in (summary.low, summary.high)]
+        low, high = (ends[1], ends[0]) if self._is_rate else (ends[0], ends[1])
+        found = judge(
+            value, self._bench.better, ceilings, flags=taken.flags, reason=taken.reason if taken.tainted else "",
+            retaken=retaken, causes=taken.marks,
+        )  # fmt: skip
+        row = self.empty(found.status, found.reason).with_(
+            value=value, low=low, high=high, n=summary.n, kept=len(taken.kept), stop=taken.stop, kernel=kernel,
+            transport=transport, ceilings=ceilings, fraction=found.fraction, bytes=moved, rate_of=rate_of,
+            seconds=summary.median / (1.0 if self._is_rate else ops),
+            flags=found.flags, samples=tuple(float(s) for s in taken.kept),
+        )  # fmt: skip
+        return row, found.retake
+
+    @property
+    def _is_rate(self) -> bool:
+        return self._bench.unit.endswith("/s")
+
+    def _value(self, amount: float, seconds: float) -> float:
+        """Return amount per second for rates, seconds per operation otherwise."""
+        return amount / seconds if self._is_rate else seconds / amount
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _marker() -> Callable[[], Sequence[str]]:
+    """Return a function that names what happened since it was last asked: steal, throttling, a compilation (T24)."""
+    from kvbench.kernels.compile_count import compile_count
+    from kvbench.machine import state
+
+    last = [state.snapshot()]
+    compiled = [compile_count()]
+
+    def marks() -> Sequence[str]:
+        now, count = state.snapshot(), compile_count()
+        words = state.delta(last[0], now).marks
+        if count != compiled[0]:
+            words = (*words, "compiled")
+        last[0], compiled[0] = now, count
+        return words
+
+    return marks

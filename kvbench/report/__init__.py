@@ -1,0 +1,1 @@
+"""Shows rows: documents, tables, text charts. Reads records, measures nothing."""

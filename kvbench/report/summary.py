@@ -1,0 +1,93 @@
+"""What `run` and `show` print for people: the table, the curves with their fits, and what to know about the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kvbench.contract.result import Result, RunInfo
+from kvbench.report.chart import curves
+from kvbench.report.table import axes_text, results_table
+from kvbench.units import format_duration
+
+
+def run_summary(
+    runs: Sequence[RunInfo], rows: Sequence[tuple[str, Result]], canaries: Sequence[tuple[str, Result]], *,
+    charts: bool = True, show_canaries: bool = False,
+) -> str:  # fmt: skip
+    """Return the report of ``runs``; with several runs each has its own table, oldest first."""
+    parts: list[str] = []
+    for run in runs:
+        own = [row for uuid, row in rows if uuid == run.uuid]
+        mine = [row for uuid, row in canaries if uuid == run.uuid]
+        parts.append(heading(run))
+        if show_canaries and mine:
+            parts.append(results_table(mine, title="canaries"))
+        if own:
+            parts.append(results_table(own))
+        if charts:
+            parts.extend(curves(own))
+        parts.append(footer(own, mine))
+    return "\n".join(parts)
+
+
+def heading(run: RunInfo) -> str:
+    """Return the lines that say what, where and when."""
+    label = f" label {run.label!r}" if run.label else ""
+    resumed = ", resumed" if run.resumed else ""
+    return (
+        f"run {run.uuid[:8]} (group {run.group[:8]}{label}) {run.started_at[:19]}Z, profile {run.profile}, "
+        f"{run.status}{resumed}\nhardware {run.hw_class}, environment {run.env_digest}, code {run.git or 'unknown'}"
+    )
+
+
+def footer(rows: Sequence[Result], canaries: Sequence[Result]) -> str:
+    """Return one line of counts, and one per thing that makes rows less trustworthy."""
+    counts = Counter(row.status for row in rows)
+    line = ", ".join(f"{counts[status]} {status}" for status in sorted(counts)) or "no rows"
+    seconds = sum(float(row.detail.get("case_wall_s") or 0.0) for row in [*rows, *canaries])
+    lines = [f"{len(rows)} rows: {line}; {format_duration(seconds)} in cases"]
+    flags = Counter(flag for row in rows for flag in row.flags)
+    lines += [f"  {count} x {flag}: {MEANING.get(flag, 'see the row')}" for flag, count in sorted(flags.items())]
+    disturbed = [f"{row.bench} {axes_text(row)}" for row in canaries if row.status != "ok"]
+    if disturbed:
+        lines.append(f"  canaries not ok: {', '.join(disturbed)}: the machine was not quiet; see --canaries")
+    return "\n".join(lines)
+
+
+MEANING = {
+    "in_llc": "working set below four last-level caches: partly a cache number",
+    "llc_unknown": "the last-level cache size could not be read; 32 MiB assumed",
+    "unpinned": "a measuring thread could not be pinned",
+    "tainted": "more than a tenth of the samples were disturbed",
+    "gate_off": "run-queue delay could not be read, so disturbed samples were not set aside",
+    "short_samples": "samples shorter than the clock wants",
+    "first_sample_dropped": "the first sample was far above the median and set aside",
+    "drifting": "the second half of the samples differs from the first",
+    "autocorrelated": "neighbouring samples depend on each other; the interval is that of block medians",
+    "bimodal": "two groups of samples: the machine has two states",
+    "above_ceiling": "more than 1.05 x a measured ceiling after a retake",
+    "unusable_windows": "some timed windows came back as 0 s",
+    "thp_partial": "only part of the buffer lies in huge pages",
+    "thp_in_4k": "huge pages appeared in a buffer that asked for base pages",
+    "unbound": "binding memory to its node was refused",
+    "misplaced": "pages lie outside the node asked for",
+    "pages_unverified": "the page size obtained could not be read back",
+    "nodes_unknown": "the node of the pages could not be read back",
+    "steal": "the hypervisor took CPU time in the window",
+    "cpu_pressure": "tasks waited for a CPU in the window",
+    "memory_pressure": "tasks waited for memory in the window",
+    "preempted": "measuring threads were preempted",
+    "migrated": "pages moved between nodes in the window",
+    "swapped": "pages were swapped in the window",
+    "throttled": "the cgroup quota throttled the window",
+    "foreign_load": "other processes were busy on the measured CPUs",
+    "clock_moved": "the core clock moved in the window",
+    "compiled": "a kernel was compiled in the window",
+    "cache_not_dropped": "part of the file stayed in the page cache",
+    "cache_unknown": "whether the page cache was dropped could not be read back",
+    "direct_unproven": "whether O_DIRECT bypasses the cache here could not be proven",
+    "link_below_unique": "storage delivered less than was read: a cache served the rest",
+    "below_healthy": "far below what healthy machines of this kind give",
+    "link_unmeasured": "the kernel's read counter could not be used; link bytes are those asked for",
+}

@@ -1,0 +1,38 @@
+"""Keeps results: a database (SQLite or PostgreSQL) and bundle files that travel. Names load on first use.
+
+No name here is also the name of a module of this package: importing the module would replace the name.
+SQLAlchemy is imported by the names that need a database only: ``run --bundle F --no-db`` works without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbench.store.bundle import Bundle, BundleRun, BundleWriter, read_bundle
+    from kvbench.store.engine import Store, open_store
+    from kvbench.store.formats import FORMATS, Exported, export
+    from kvbench.store.query import LoadedRun, StoredRun
+    from kvbench.store.sink import Sink
+    from kvbench.store.transfer import ImportCounts, export_bundle, import_bundle
+    from kvbench.store.write import check_label
+
+__all__ = [
+    "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Exported", "ImportCounts", "LoadedRun", "Sink", "Store",
+    "StoredRun", "check_label", "export", "export_bundle", "import_bundle", "open_store", "read_bundle",
+]  # fmt: skip
+
+_HOMES = {
+    "Bundle": "bundle", "BundleRun": "bundle", "BundleWriter": "bundle", "read_bundle": "bundle", "Store": "engine",
+    "open_store": "engine", "FORMATS": "formats", "Exported": "formats",
+    "export": "formats", "LoadedRun": "query", "StoredRun": "query",
+    "Sink": "sink", "ImportCounts": "transfer", "export_bundle": "transfer", "import_bundle": "transfer",
+    "check_label": "write",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"kvbench.store.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'kvbench.store' has no attribute {name!r}")

@@ -1,0 +1,162 @@
+"""Writes runs as tables for other programs: CSV, the JSON document of ``show``, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvbench.contract.document import results_document
+from kvbench.contract.result import Result, RunInfo
+from kvbench.errors import MissingExtra, UsageError
+from kvbench.store.newfile import new_file
+
+if TYPE_CHECKING:
+    from kvbench.store.engine import Store
+    from kvbench.store.query import LoadedRun
+
+FORMATS = ("bundle", "csv", "json", "parquet")
+_SUFFIXES = {".jsonl": "bundle", ".bundle": "bundle", ".csv": "csv", ".json": "json", ".parquet": "parquet"}
+
+_RUN_COLUMNS = ("run", "group", "label", "started_at", "host", "hw_class", "env", "git", "profile", "run_status")
+_ROW_COLUMNS = (
+    "suite", "bench", "bench_version", "digest", "metric", "unit", "better", "value", "low", "high", "n", "kept",
+    "status", "reason", "stop", "basis", "kernel", "transport", "fraction", "rate_of", "seconds",
+)  # fmt: skip
+_BYTES = ("unique", "link", "demand", "near")
+_CEILING = ("name", "value", "kind", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: the format, how many runs, how many rows of results (canaries included)."""
+
+    format: str
+    runs: int
+    rows: int
+
+
+def export(store: Store, selector: str, path: str | Path, form: str | None = None, *, force: bool = False) -> Exported:
+    """Write the runs ``selector`` names to ``path`` as one of ``FORMATS`` (None: by the suffix of ``path``).
+
+    The file appears whole or not at all. Raises UsageError for the selector, the format, or a file that is there
+    already (unless ``force``), MissingExtra for parquet without pyarrow, StoreError when the disk does not take it.
+    """
+    form = form if form is not None else _SUFFIXES.get(Path(path).suffix.lower(), "")
+    if form == "bundle":
+        from kvbench.store.transfer import export_bundle
+
+        runs, rows = export_bundle(store, selector, path, force=force)
+        return Exported(form, runs, rows)
+    writers: dict[str, Callable[[Sequence[LoadedRun], Path], None]] = {
+        "csv": _to_csv, "json": _to_json, "parquet": _to_parquet
+    }  # fmt: skip
+    if form not in writers:
+        raise UsageError(
+            "unknown format", where="--format", got=form or Path(path).name, expected=" ".join(FORMATS),
+            mend="give --format, or a name ending in .jsonl, .json, .csv or .parquet",
+        )  # fmt: skip
+    loaded = store.load(selector)
+    with new_file(path, force=force) as temporary:
+        writers[form](loaded, temporary)
+    return Exported(form, len(loaded), sum(len(run.results) for run in loaded))
+
+
+def table(loaded: Sequence[LoadedRun]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return column names and rows, a row per case and metric; axes, resolved and detail are columns of their own.
+
+    Columns a row has no value for are absent from its dict. ``ceiling.*`` is the one ``fraction`` is against.
+    """
+    rows = [_flat(run.info, result) for run in loaded for result in run.results]
+    fixed = [
+        *_RUN_COLUMNS,
+        *_ROW_COLUMNS,
+        *(f"bytes.{b}" for b in _BYTES),
+        *(f"ceiling.{c}" for c in _CEILING),
+        "flags",
+    ]
+    known = set(fixed)
+    extra = sorted({name for row in rows for name in row if name not in known})
+    return [*fixed, *extra], rows
+
+
+def _flat(info: RunInfo, row: Result) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "run": info.uuid, "group": info.group, "label": info.label, "started_at": info.started_at,
+        "host": info.host, "hw_class": info.hw_class, "env": info.env_digest, "git": info.git,
+        "profile": info.profile, "run_status": info.status, "flags": " ".join(row.flags),
+    }  # fmt: skip
+    flat |= {name: getattr(row, name) for name in _ROW_COLUMNS}
+    flat |= {f"bytes.{name}": getattr(row.bytes, name) for name in _BYTES}
+    if row.ceilings:
+        flat |= {f"ceiling.{name}": getattr(row.ceilings[0], name) for name in _CEILING}
+    for prefix, values in (("axis", row.axes), ("resolved", row.resolved), ("detail", row.detail)):
+        flat |= {f"{prefix}.{name}": value for name, value in values.items()}
+    return flat
+
+
+def write_csv(loaded: Sequence[LoadedRun], stream: TextIO) -> None:
+    """Write the table as RFC 4180 (CRLF, header line). No value is an empty field.
+
+    Text that a spreadsheet would run as a formula (first character = + - @, tab or return) gets a leading apostrophe;
+    numbers do not.
+    """
+    columns, rows = table(loaded)
+    writer = csv.writer(stream, lineterminator="\r\n")
+    writer.writerow([_cell(name) for name in columns])
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in columns])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # a file is UTF-8: lone surrogates (names of files that are not) become visible escapes
+        text = value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return repr(value)  # repr of a float is exact
+
+
+def _document(loaded: Sequence[LoadedRun]) -> dict[str, Any]:
+    rows = [(run.info.uuid, row) for run in loaded for row in run.results]
+    canaries = [pair for pair in rows if pair[1].is_canary]
+    return results_document([run.info for run in loaded], [pair for pair in rows if not pair[1].is_canary], canaries)
+
+
+def _to_csv(loaded: Sequence[LoadedRun], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        write_csv(loaded, stream)
+
+
+def _to_json(loaded: Sequence[LoadedRun], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        json.dump(_document(loaded), stream, allow_nan=False, indent=1)
+        stream.write("\n")
+
+
+def _to_parquet(loaded: Sequence[LoadedRun], path: Path) -> None:
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", "export --parquet") from None
+    columns, rows = table(loaded)
+    arrays = {}
+    for name in columns:
+        values = [row.get(name) for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        if kinds == {int, float}:
+            values = [None if value is None else float(value) for value in values]
+        elif len(kinds) > 1:  # an axis that is a word in one case (all) and a number in another
+            values = [None if value is None else value if isinstance(value, str) else _cell(value) for value in values]
+        if kinds & {str}:
+            values = [None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values]
+        arrays[name] = arrow.array(values)
+    parquet.write_table(arrow.table(arrays), path, compression="zstd")

@@ -1,0 +1,136 @@
+"""Moves runs between a database and bundle files."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy import Connection, select, update
+
+from kvbench.contract.result import RunStatus
+from kvbench.errors import StoreError, UsageError
+from kvbench.store.bundle import BrokenTail, BundleWriter, CaseLine, EndLine, RunLine, describe_tail, iter_bundle
+from kvbench.store.engine import Store
+from kvbench.store.newfile import new_file
+from kvbench.store.query import results_of, run_rows, stored_rows
+from kvbench.store.rows import result_from_row, run_from_row, storable
+from kvbench.store.schema import cases, results, runs
+from kvbench.store.write import insert_case, insert_run
+
+
+@dataclass(frozen=True, slots=True)
+class ImportCounts:
+    """What an import found: runs, cases and rows that are new here or were known; ``notices`` are for the user."""
+
+    runs_new: int = 0
+    runs_known: int = 0
+    cases_new: int = 0
+    cases_known: int = 0
+    rows_new: int = 0
+    rows_known: int = 0
+    notices: tuple[str, ...] = ()
+
+
+def import_bundle(store: Store, path: str | Path) -> ImportCounts:
+    """Bring all runs of a bundle into ``store``: all of the file or nothing. Importing again changes nothing.
+
+    A run that was unfinished when it was imported before gets its new cases and its end. Raises UsageError for a file
+    that is not a bundle, and for one whose run, case or row is here with other content.
+    """
+    path = Path(path)
+    for _ in iter_bundle(path):  # the whole file is checked before the database is locked for writing
+        pass
+    counts = ImportCounts()
+    ids: dict[str, int] = {}
+    try:
+        with store.database.write() as connection:
+            for line in iter_bundle(path):
+                match line:
+                    case RunLine(run):
+                        ids[run.uuid], new = insert_run(connection, run)
+                        counts = replace(
+                            counts, runs_new=counts.runs_new + new, runs_known=counts.runs_known + (not new)
+                        )
+                        _import_end(connection, ids[run.uuid], run.status, run.finished_at)
+                    case CaseLine():
+                        counts = _import_case(connection, ids[line.run], line, counts)
+                    case EndLine():
+                        _import_end(connection, ids[line.run], line.status, line.finished_at)
+                    case BrokenTail():
+                        counts = replace(counts, notices=(*counts.notices, describe_tail(path, line)))
+    except StoreError as error:
+        if error.where:  # the database's own failure, not the file's
+            raise
+        raise UsageError(
+            error.what, where=str(path), got=error.got, expected=error.expected, mend="nothing was imported"
+        ) from None
+    return counts
+
+
+def _import_case(connection: Connection, run_id: int, line: CaseLine, counts: ImportCounts) -> ImportCounts:
+    new = insert_case(connection, run_id, line.results, line.position, line.at)
+    known = len(line.results) - new
+    if known:
+        digest = line.results[0].digest
+        condition = (results.c.run_id == run_id) & (cases.c.digest == digest)
+        stored = {row.metric: row for row in results_of(connection, condition, with_samples=True)}
+        for row in line.results:
+            here = stored[storable(row.metric)]
+            wanted = row if here.samples else row.with_(samples=())  # samples may have been pruned here
+            if storable(here.to_wire()) != storable(wanted.to_wire()):
+                raise StoreError(
+                    f"the row {row.suite}/{row.bench} {row.metric} is here with other content",
+                    got=f"value {row.value}", expected=f"value {here.value}",
+                )  # fmt: skip
+    return replace(
+        counts, rows_new=counts.rows_new + new, rows_known=counts.rows_known + known,
+        cases_new=counts.cases_new + (not known), cases_known=counts.cases_known + bool(known),
+    )  # fmt: skip
+
+
+def _import_end(connection: Connection, run_id: int, status: RunStatus, finished_at: str | None) -> None:
+    if status == "running":
+        return
+    found = connection.execute(select(runs.c.status, runs.c.finished_at).where(runs.c.id == run_id)).one()
+    # the later end holds: a run may have been resumed after the first bundle was written
+    later = finished_at is not None and (found.finished_at is None or found.finished_at < finished_at)
+    if found.status == "running" or later:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(status=status, finished_at=finished_at))
+
+
+def export_bundle(store: Store, selector: str, path: str | Path, *, force: bool = False) -> tuple[int, int]:
+    """Write the runs ``selector`` names, samples included, to a bundle file; return how many runs and rows.
+
+    The file appears whole or not at all. Raises UsageError for the selector, or a file that is there already (unless
+    ``force``).
+    """
+    chosen = [run.uuid for run in store.resolve(selector)]
+    rows = 0
+    with (
+        new_file(path, force=force) as temporary,
+        BundleWriter(temporary, sync_lines=False) as writer,
+        store.database.read() as connection,
+    ):
+        for uuid in chosen:
+            rows += _export_run(connection, writer, uuid)
+    return len(chosen), rows
+
+
+def _export_run(connection: Connection, writer: BundleWriter, uuid: str) -> int:
+    found = connection.execute(run_rows().where(runs.c.uuid == uuid)).mappings().one_or_none()
+    if found is None:
+        raise UsageError("the run is in a bundle already", got=uuid, mend="copy that file")
+    info = run_from_row(dict(found), found["status"])  # as stored: only this host can say that its process is gone
+    writer.begin_run(info)
+    written = 0
+    rows = stored_rows(connection, results.c.run_id == found["id"], with_samples=True)
+    for (_, position, at), group in itertools.groupby(
+        rows, key=lambda row: (row["digest"], row["position"], row["committed_at"])
+    ):
+        case = [result_from_row(row) for row in group]
+        writer.add_results(uuid, case, position, committed_at=at)
+        written += len(case)
+    if info.status != "running" and info.finished_at is not None:
+        writer.finish_run(uuid, info.status, info.finished_at)
+    return written

@@ -1,0 +1,107 @@
+"""The process that measures: warm, alone in its process group, gone when its parent goes.
+
+The parent imports neither numba nor torch and survives anything a case does to this process. Cases come in on stdin,
+one JSON line each; rows go back on a pipe of their own, so a stray ``print`` of a library cannot corrupt a result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from kvbench import canary
+from kvbench.context import Context
+from kvbench.contract.bench import Bench
+from kvbench.contract.discover import Suites, load_suites
+from kvbench.contract.result import Result
+from kvbench.errors import KvbenchError, Unavailable, VerifyError, printable
+from kvbench.measure import Measure, SkipCase
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when ``parent`` ends; exits at once if it already did. Linux only, else stdin EOF."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def measure_case(bench: Bench, axes: dict[str, Any], context: Context) -> list[Result]:
+    """Run one case and return its rows; whatever goes wrong becomes one row without a value, never an exception."""
+    case = context.resolve(bench, axes)
+    measure = Measure(bench, case, context)
+    started = time.monotonic()
+    try:
+        bench.body(case, measure)
+        rows = measure.rows()
+        if not rows:
+            rows = [measure.empty("failed", "the bench returned without measuring anything")]
+    except SkipCase as skip:
+        rows = [measure.empty("skipped", str(skip))]
+    except Unavailable as error:
+        rows = [measure.empty("skipped", str(error))]
+    except VerifyError as error:
+        rows = [measure.empty("failed", f"payload check failed, so there is no number: {error}")]
+    except MemoryError as error:
+        rows = [measure.empty("skipped", f"out of memory: {error or 'an allocation was refused'}")]
+    except KvbenchError as error:
+        rows = [measure.empty("failed", str(error))]
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        traceback.print_exc()
+        text = printable(f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})", 400)
+        rows = [measure.empty("failed", text)]
+    measure.close(failed=rows[0].status == "failed")
+    wall = time.monotonic() - started
+    return [row.with_(detail={**row.detail, "case_wall_s": round(wall, 4)}) if i == 0 else row
+            for i, row in enumerate(rows)]  # fmt: skip
+
+
+def serve(commands: IO[str], replies: IO[str]) -> None:
+    """Answer setup and case commands until the input ends."""
+    context: Context | None = None
+    suites: Suites | None = None
+
+    def send(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message, allow_nan=False) + "\n")
+        replies.flush()
+
+    for line in commands:
+        message = json.loads(line)
+        if message["kind"] == "setup":
+            suites = load_suites()
+            context = Context.create(profile=message["profile"], scratch=message["scratch"], seed=message["seed"])
+            send({"kind": "ready", "kernels": context.kernels, "notes": list(context.notes)})
+        elif message["kind"] == "case":
+            if context is None or suites is None:
+                raise RuntimeError("case before setup")
+            if message["suite"] == canary.SUITE:
+                bench = canary.benches()[message["bench"]]
+            else:
+                bench = suites.find(message["suite"], message["bench"])
+            rows = measure_case(bench, message["axes"], context)
+            send({"kind": "rows", "digest": message["digest"], "rows": [row.to_wire() for row in rows]})
+
+
+def main(argv: list[str]) -> int:
+    """Entry: ``python -m kvbench.worker REPLY_FD PARENT_PID``."""
+    reply_fd, parent = int(argv[0]), int(argv[1])
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C must not race it
+    os.dup2(2, 1)
+    with os.fdopen(reply_fd, "w", encoding="utf-8") as replies, os.fdopen(0, encoding="utf-8") as commands:
+        serve(commands, replies)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

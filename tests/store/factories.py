@@ -1,0 +1,128 @@
+"""Records for the store's tests, and hypothesis strategies for all of what a record may hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+from hypothesis import strategies as st
+
+from kvbench.contract.result import (
+    BASES,
+    RUN_STATUSES,
+    Better,
+    Bytes,
+    Ceiling,
+    PlannedCase,
+    Result,
+    RunInfo,
+    Status,
+    Stop,
+)
+from kvbench.store.liveness import Here
+
+EPOCH = datetime(2025, 3, 1, tzinfo=UTC)
+HOSTILE = (
+    "[bold]markup[/]",
+    "\x1b[31mred\x1b[0m",
+    "'); DROP TABLE results; --",
+    "",
+    "naïve ☃ 𝕂",
+    "a\nb\tc",
+    "=1+1",
+    "%_",
+)
+
+
+def at(seconds: float) -> str:
+    """Return a time ``seconds`` after a fixed start."""
+    return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
+def digest_of(suite: str, bench: str, version: int, axes: dict[str, Any]) -> str:
+    text = json.dumps(
+        {"suite": suite, "bench": bench, "version": version, "axes": axes}, sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def make_run(**changes: Any) -> RunInfo:
+    values: dict[str, Any] = {
+        "uuid": str(uuid.uuid4()), "group": str(uuid.uuid4()), "label": None, "started_at": at(0),
+        "hw_class": "cpu-a", "env_digest": "env-a", "machine": {"sockets": 1}, "env": {"kernel": "6.1"}, "git": None,
+        "profile": "smoke", "seed": 7, "plan": (), "host": "here", "boot_id": "boot-1", "pid": 41,
+        "pid_start": "1000", "kvbench_version": "0.1.0",
+    }  # fmt: skip
+    return RunInfo(**(values | changes))
+
+
+def make_row(number: int = 0, metric: str = "bandwidth", suite: str = "ladder", **changes: Any) -> Result:
+    axes = changes.pop("axes", {"bytes": 4096 * (number + 1), "op": "read"})
+    values: dict[str, Any] = {
+        "suite": suite, "bench": "host_bandwidth", "bench_version": 1, "axes": axes, "metric": metric, "unit": "B/s",
+        "better": "higher", "digest": digest_of(suite, "host_bandwidth", 1, axes), "status": "ok",
+        "value": 1e10 + number, "n": 6, "kept": 3, "samples": (1e-3, 1.1e-3, 0.9e-3),
+    }  # fmt: skip
+    return Result(**(values | changes))
+
+
+def here(*, host: str = "here", alive: bool = True) -> Here:
+    """Return a machine on which the recorded processes of boot-1 live or do not; another boot never does."""
+    return Here(host, lambda boot, pid, start: alive and boot == "boot-1")
+
+
+# SQLite keeps a REAL that is a whole number as an integer, which has no negative zero
+finite = st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)
+int64 = st.integers(-(2**63), 2**63 - 1)
+text = st.sampled_from(HOSTILE) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12
+)
+scalar = st.none() | st.booleans() | int64 | finite | text
+scalars = st.dictionaries(text, scalar, max_size=4)
+nested = st.recursive(
+    scalar, lambda s: st.lists(s, max_size=3) | st.dictionaries(text, s, max_size=3), max_leaves=6
+)  # fmt: skip
+facts = st.dictionaries(text, nested, max_size=3)
+count = st.none() | st.integers(0, 2**63 - 1)
+times = st.integers(0, 10**12).map(lambda us: at(us / 1e6))
+
+
+@st.composite
+def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | None = None) -> Result:
+    status = draw(st.sampled_from(get_args(Status)))
+    axes = draw(scalars) if axes is None else axes
+    suite, bench, version = "ladder", "bench", 3
+    number = st.none() if status in ("skipped", "failed") else st.none() | finite
+    kept = draw(st.lists(finite, max_size=5))
+    return Result(
+        suite=suite, bench=bench, bench_version=version, axes=axes, metric=draw(text) if metric is None else metric,
+        unit=draw(text), better=draw(st.sampled_from(get_args(Better))), digest=digest_of(suite, bench, version, axes),
+        status=status, value=draw(number), low=draw(st.none() | finite), high=draw(st.none() | finite),
+        n=draw(st.integers(0, 2**63 - 1)), kept=len(kept), reason=draw(text),
+        stop=draw(st.none() | st.sampled_from(get_args(Stop))), basis=draw(st.sampled_from(BASES)),
+        kernel=draw(st.none() | text), transport=draw(st.none() | text), resolved=draw(scalars),
+        ceilings=tuple(draw(st.lists(st.builds(
+            Ceiling, text, st.none() | finite, st.sampled_from(["physical", "measured"]), text), max_size=2))),
+        fraction=draw(st.none() | finite), bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
+        rate_of=draw(st.none() | text), seconds=draw(st.none() | finite), flags=tuple(draw(st.lists(text, max_size=2))),
+        detail=draw(scalars), samples=tuple(kept),
+    )  # fmt: skip
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> RunInfo:
+    """Runs under a fresh UUID each: hypothesis replays examples, and a replayed run has ended."""
+    status = draw(st.sampled_from(RUN_STATUSES))
+    plan = draw(st.lists(st.dictionaries(text, text | int64, max_size=3), max_size=2))
+    return make_run(
+        label=draw(st.none() | text), started_at=draw(times),
+        hw_class=draw(text), env_digest=draw(text), machine=draw(facts), env=draw(facts), git=draw(st.none() | text),
+        profile=draw(text), seed=draw(st.integers(0, 2**64 - 1)), host=draw(text), boot_id=draw(text),
+        pid=draw(st.integers(1, 2**22)), pid_start=draw(text), kvbench_version=draw(text), status=status,
+        resumed=draw(st.booleans()), flags=tuple(draw(st.lists(text, max_size=2))),
+        finished_at=None if status == "running" else draw(times),
+        plan=tuple(PlannedCase(digest_of("s", "b", 1, axes), "s", "b", 1, axes) for axes in plan),
+    )  # fmt: skip
