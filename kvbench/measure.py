@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 RateOf = Literal["unique", "link", "demand", "near"]
 Verify = Callable[[], None]
+# What threads that outnumber the CPUs do to each other; see Measure.crowded.
+SELF_INFLICTED = frozenset({"cpu_pressure", "preempted"})
 CACHE_MULTIPLE = 4  # a working set below this many LLCs is partly served by it (traps.md T12)
 
 
@@ -52,6 +54,7 @@ class Measure:
         self._tids: list[int] = []
         self._flags: dict[str, None] = {}
         self._detail: dict[str, Scalar] = {}
+        self._crowded = False
 
     # -- what a bench asks for -----------------------------------------------------------------------------------
 
@@ -117,6 +120,11 @@ class Measure:
         """Name the native ids of the threads that measure, when they are not a :meth:`team`'s."""
         self._tids = list(tids)
 
+    def crowded(self) -> None:
+        """Say that this case has more threads than CPUs on purpose: they delay each other, so delay gates nothing."""
+        self._crowded = True
+        self.flag("crowded")
+
     def flag(self, word: str) -> None:
         """Add ``word`` to the flags of every row of this case."""
         self._flags[word] = None
@@ -146,7 +154,10 @@ class Measure:
         ``ops`` are the operations of one pass: a seconds metric is per operation, a FLOP/s metric counts them.
         ``verify`` runs after the timed region and raises VerifyError; then the case keeps no number (design 6.7).
         """
-        taken = sample(run, self._context.budget, tids=self._tids, gate=gate, marker=_marker(), seed=self._context.seed)
+        taken = sample(
+            run, self._context.budget, tids=self._tids, gate=None if self._crowded else gate,
+            marker=_marker(SELF_INFLICTED if self._crowded else ()), seed=self._context.seed,
+        )  # fmt: skip
         if verify is not None:
             verify()
         crossed = link() if callable(link) else link
@@ -168,8 +179,8 @@ class Measure:
         moved = Bytes(unique=unique, link=link, demand=demand, near=near)
         for attempt in (1, 2):
             pair = sample_pair(
-                run, reference.run, self._context.budget, tids=self._tids, gate=gate, marker=_marker(),
-                seed=self._context.seed,
+                run, reference.run, self._context.budget, tids=self._tids, gate=None if self._crowded else gate,
+                marker=_marker(SELF_INFLICTED if self._crowded else ()), seed=self._context.seed,
             )  # fmt: skip
             for again, check in ((run, verify), (reference.run, reference.verify)):
                 if check is not None:
@@ -304,7 +315,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _marker() -> Callable[[], Sequence[str]]:
+def _marker(ignore: Container[str] = ()) -> Callable[[], Sequence[str]]:
     """Return a function that names what happened since it was last asked: steal, throttling, a compilation (T24)."""
     from kvbench.kernels.compile_count import compile_count
     from kvbench.machine import state
@@ -314,7 +325,7 @@ def _marker() -> Callable[[], Sequence[str]]:
 
     def marks() -> Sequence[str]:
         now, count = state.snapshot(), compile_count()
-        words = state.delta(last[0], now).marks
+        words = tuple(word for word in state.delta(last[0], now).marks if word not in ignore)
         if count != compiled[0]:
             words = (*words, "compiled")
         last[0], compiled[0] = now, count

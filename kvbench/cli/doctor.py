@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.output import emit, emit_json
-from kvbench.errors import EXIT_OK, KvbenchError, UsageError, printable
+from kvbench.cli.output import emit, emit_json, say
+from kvbench.errors import EXIT_OK, KvbenchError, printable
 from kvbench.machine import cgroup, obstacles, trial
 from kvbench.machine.fingerprint import Disagreement, Fingerprint, fingerprint
 from kvbench.machine.gpu import Gpus, read_gpus
@@ -296,11 +295,11 @@ def _gpu_text(gpus: Gpus) -> str:
 def run(*, traps: bool = False, json: bool = False, scratch: Path | None = None) -> int:
     """Print the report, or with ``traps`` run the self-tests of known wrong-number traps; return the exit code."""
     if traps:
-        name = "kvbench.timing.traps"
-        if importlib.util.find_spec(name) is None:
-            raise UsageError("this build has no trap self-tests", where="doctor --traps")
-        code: int = importlib.import_module(name).run(json=json)
-        return code
+        from kvbench.locks import acquire, machine_resources
+        from kvbench.timing.traps import run as run_traps
+
+        with acquire(machine_resources(), notify=say):  # the self-tests measure
+            return run_traps(json=json)
     report = doctor_report(scratch=scratch)
     if json:
         emit_json(to_document(report))

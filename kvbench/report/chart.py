@@ -29,7 +29,7 @@ def group(rows: Sequence[Result]) -> Iterator[tuple[str, str, list[Result]]]:
             continue
         for axis in row.axes:
             if axis in BYTE_AXES and isinstance(size_of(row, axis), int):
-                rest = (axes_text(row, leave_out=axis),)
+                rest = (axes_text(row, (axis,)),)
                 found.setdefault((row.suite, row.bench, row.metric, axis, *rest), []).append(row)
     for key, members in found.items():
         suite, bench, metric, axis, *others = key

@@ -89,5 +89,6 @@ MEANING = {
     "direct_unproven": "whether O_DIRECT bypasses the cache here could not be proven",
     "link_below_unique": "storage delivered less than was read: a cache served the rest",
     "below_healthy": "far below what healthy machines of this kind give",
+    "crowded": "more threads than CPUs: they wait for each other, so waiting says nothing about the machine",
     "link_unmeasured": "the kernel's read counter could not be used; link bytes are those asked for",
 }

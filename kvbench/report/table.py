@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import groupby
 
 from rich import box
 from rich.console import Console
@@ -21,11 +22,22 @@ PIPE_WIDTH = 200  # off a terminal rich would cut cells at 80 columns; a log or 
 BYTE_AXES = frozenset({"bytes", "fragment", "block"})
 
 
-def axes_text(row: Result, leave_out: str = "") -> str:
+# Hints of the sampler and words for what disturbed single samples: counted below the table and kept in the JSON. Every
+# other flag says what the number is and stands beside its status.
+SAMPLE_WORDS = frozenset(
+    [
+        "tainted", "short_samples", "first_sample_dropped", "drifting", "autocorrelated", "bimodal", "unusable_windows",
+        "steal", "cpu_pressure", "memory_pressure", "preempted", "migrated", "swapped", "throttled", "foreign_load",
+        "clock_moved",
+    ]
+)  # fmt: skip
+
+
+def axes_text(row: Result, leave_out: Container[str] = ()) -> str:
     """Return ``op=read bytes=256MiB threads=all(2)``: axes as typed, each word with its number, but ``leave_out``."""
     parts = []
     for name, value in row.axes.items():
-        if name == leave_out:
+        if name in leave_out:
             continue
         text = compact_bytes(value) if name in BYTE_AXES and isinstance(value, int) else str(value)
         if name in row.resolved and row.resolved[name] != value:
@@ -33,6 +45,13 @@ def axes_text(row: Result, leave_out: str = "") -> str:
             text += f"({compact_bytes(number) if name in BYTE_AXES and isinstance(number, int) else number})"
         parts.append(f"{name}={text}")
     return " ".join(parts)
+
+
+def shared_axes(rows: Sequence[Result]) -> frozenset[str]:
+    """Return the axes that have one value in all of ``rows``: they stand once, in the heading of the bench."""
+    if len(rows) < 2:
+        return frozenset()
+    return frozenset(name for name, value in rows[0].axes.items() if all(row.axes.get(name) == value for row in rows))
 
 
 def ceiling_text(row: Result) -> str:
@@ -52,18 +71,24 @@ def results_table(rows: Sequence[Result], *, title: str = "") -> str:
     for name, justify in (("case", "left"), ("metric", "left"), ("value, 95 % within run", "right"),
                           ("ceiling", "left"), ("basis", "left"), ("status", "left")):  # fmt: skip
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    previous = ""
-    for row in rows:
-        group = f"{row.suite}/{row.bench}"
-        if group != previous:
-            table.add_row(Text(group, style="bold"), "", "", "", "", "")
-            previous = group
-        status = row.status + (f": {row.reason}" if row.reason else "")
-        if row.flags:
-            status += f" [{', '.join(row.flags)}]"
-        cells = (f"  {axes_text(row)}", row.metric, _value(row), ceiling_text(row), row.basis, status)
-        table.add_row(*(Text(_encodable(printable(cell, 300), plain)) for cell in cells))
+    for name, members in groupby(rows, key=lambda row: f"{row.suite}/{row.bench}"):
+        group = list(members)
+        shared = shared_axes(group)
+        common = axes_text(group[0], set(group[0].axes) - shared)
+        table.add_row(Text(_encodable(printable(f"{name}  {common}".rstrip(), 300), plain), style="bold"))
+        for row in group:
+            cells = (
+                f"  {axes_text(row, shared)}", row.metric, _value(row), ceiling_text(row), row.basis, status_text(row)
+            )  # fmt: skip
+            table.add_row(*(Text(_encodable(printable(cell, 300), plain)) for cell in cells))
     return render(table)
+
+
+def status_text(row: Result) -> str:
+    """Return the status, why, and the flags that say what the number is."""
+    text = row.status + (f": {row.reason}" if row.reason else "")
+    shown = [flag for flag in row.flags if flag not in SAMPLE_WORDS]
+    return text + (f" [{', '.join(shown)}]" if shown else "")
 
 
 def _value(row: Result) -> str:

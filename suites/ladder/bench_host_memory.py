@@ -9,7 +9,7 @@ SECONDS = {"smoke": 0.3, "quick": 1.0, "full": 4.0}
     version=1, metric="bandwidth", unit="B/s", better="higher", seconds=SECONDS,
     op=axis.choice("read", "write", "copy_plain", "memcpy", "nt_copy", "triad"),
     pages=axis.choice("4k", "thp", "huge", smoke=["thp"], quick=["thp"]),
-    bytes=axis.bytes(smoke=["256MiB"], quick=["256KiB", "256MiB"], full="4KiB..1GiB", low="4KiB", high="64GiB"),
+    bytes=axis.bytes(smoke=["256MiB"], quick=["256MiB"], full="4KiB..1GiB", low="4KiB", high="64GiB"),
     threads=axis.threads(),
 )  # fmt: skip
 def host_bandwidth(case: Case, measure: Measure) -> None:

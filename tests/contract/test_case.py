@@ -7,7 +7,7 @@ import pytest
 from kvbench.contract import axis
 from kvbench.contract.bench import bench
 from kvbench.contract.case import Case, case_digest
-from kvbench.contract.result import Result
+from kvbench.contract.result import Ceiling, Result
 
 
 def host_bandwidth(case: Case, measure: object) -> None:
@@ -67,6 +67,12 @@ def test_a_row_never_holds_a_number_that_is_none() -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         with pytest.raises(ValueError, match="never NaN"):
             row.with_(value=bad)
+        with pytest.raises(ValueError, match="never NaN"):
+            row.with_(detail={"x": bad})
+        with pytest.raises(ValueError, match="never NaN"):
+            row.with_(samples=(1.0, bad))
+        with pytest.raises(ValueError, match="never NaN"):
+            row.with_(ceilings=(Ceiling("c", bad, "measured", "x"),))
     with pytest.raises(ValueError, match="skipped row"):
         row.with_(status="skipped")
     with pytest.raises(ValueError, match="status"):
