@@ -7,7 +7,7 @@ from kvbench import Case, Measure, axis, bench
     version=1, metric="bandwidth", unit="B/s", better="higher", seconds={"smoke": 0.8, "quick": 1.8, "full": 8.0},
     op=axis.choice("read", "copy"),
     fragment=axis.bytes(
-        smoke=["4KiB", "64KiB"], quick=["4KiB", "32KiB", "256KiB"], full="64..1MiB", low="64", high="64MiB"
+        smoke=["4KiB", "64KiB"], quick=["4KiB", "64KiB"], full="64..1MiB", low="64", high="64MiB"
     ),
     pages=axis.choice("4k", "thp", "huge", smoke=["thp"], quick=["thp"], full=["4k", "thp"]),
     bytes=axis.bytes(smoke=["256MiB"], quick=["256MiB"], full=["1GiB"], low="1MiB", high="64GiB"),
