@@ -12,6 +12,7 @@ from kvbench.contract.bench import Bench, resolve_word
 from kvbench.contract.case import Case
 
 if TYPE_CHECKING:
+    from kvbench.machine.physical import PhysicalCeiling
     from kvbench.machine.topology import Topology
     from kvbench.memory.host import HostBuffer
     from kvbench.memory.payload import Kind
@@ -105,6 +106,13 @@ class Context:
             profile, None if scratch is None else Path(scratch), seed, budget(profile), read_topology(), info.digest,
             (f"kernel cache: {info.reason}",) if info.reason else (), Arena(limit),
         )  # fmt: skip
+
+    @property
+    def dram(self) -> PhysicalCeiling:
+        """The physical ceiling of host memory, as far as this machine tells."""
+        from kvbench.machine.physical import dram_ceiling
+
+        return dram_ceiling()
 
     @property
     def cores(self) -> int:

@@ -102,15 +102,27 @@ class Measure:
             self.note("nodes", "+".join(str(number) for number, held in sorted(place.nodes.items()) if held))
         return buffer
 
-    def working_set(self, nbytes: int) -> None:
-        """Record how many last-level caches ``nbytes`` fill, and flag ``in_llc`` if part stays in them."""
+    def working_set(self, nbytes: int) -> bool:
+        """Record how many last-level caches ``nbytes`` fill; flag ``in_llc`` and return True if part stays in them."""
         llc = self._context.topology.llc()
         for flag in llc.flags:
             self.flag(flag)
         self.note("working_set", nbytes)
         self.note("llc_bytes", llc.bytes)
-        if nbytes < CACHE_MULTIPLE * llc.bytes:
+        cached = nbytes < CACHE_MULTIPLE * llc.bytes
+        if cached:
             self.flag("in_llc")
+        return cached
+
+    def dram_ceilings(self, nbytes: int) -> tuple[Ceiling, ...]:
+        """Return the physical ceiling of host memory for a working set of ``nbytes``; none where caches answer.
+
+        The value is None, with the reason as source, where the firmware does not tell (in most guests).
+        """
+        if nbytes < CACHE_MULTIPLE * self._context.llc:
+            return ()
+        found = self._context.dram
+        return (Ceiling("dram", found.value, "physical", found.source if found.value is not None else found.reason),)
 
     def enter(self, resource: contextlib.AbstractContextManager[Any]) -> Any:
         """Open ``resource`` until the case ends."""

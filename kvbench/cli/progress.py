@@ -36,7 +36,7 @@ class Progress:
     def case(self, done: int, total: int, text: str, seconds_left: float) -> None:
         if not self._live:
             return
-        line = f"[{done}/{total}] {text}  ~{format_duration(max(0.0, seconds_left))} left"
+        line = f"[{done}/{total}] ~{format_duration(max(0.0, seconds_left))} left  {text}"
         width = shutil.get_terminal_size().columns - 1
         self._write("\r\x1b[K" + printable(line, max(20, width)))
         self._drawn = True

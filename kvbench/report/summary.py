@@ -37,8 +37,16 @@ def heading(run: RunInfo) -> str:
     resumed = ", resumed" if run.resumed else ""
     return (
         f"run {run.uuid[:8]} (group {run.group[:8]}{label}) {run.started_at[:19]}Z, profile {run.profile}, "
-        f"{run.status}{resumed}\nhardware {run.hw_class}, environment {run.env_digest}, code {run.git or 'unknown'}"
+        f"{run.status}{resumed}\nhardware {run.hw_class}, environment {run.env_digest}, code {short_code(run.git)}"
     )
+
+
+def short_code(git: str | None) -> str:
+    """Return the first 12 digits of the revision, and whether the tree differed from it."""
+    if git is None:
+        return "unknown"
+    revision, dash, state = git.partition("-")
+    return revision[:12] + dash + state
 
 
 def footer(rows: Sequence[Result], canaries: Sequence[Result]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import textwrap
 from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
 
@@ -63,25 +64,54 @@ def ceiling_text(row: Result) -> str:
 
 
 def results_table(rows: Sequence[Result], *, title: str = "") -> str:
-    """Return the table of ``rows`` as text, as wide as the terminal (or ``PIPE_WIDTH`` elsewhere)."""
-    plain = not unicode_ok(sys.stdout)
-    table = Table(
-        box=box.ASCII2 if plain else box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left"
-    )
-    for name, justify in (("case", "left"), ("metric", "left"), ("value, 95 % within run", "right"),
-                          ("ceiling", "left"), ("basis", "left"), ("status", "left")):  # fmt: skip
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    """Return ``rows`` as text, one section a bench: shared axes in its heading, then one line a row.
+
+    Columns: case, value with its 95 % interval within the run, fraction of a named ceiling, basis, status. What the
+    terminal has no room for goes on below the case; off a terminal nothing is cut or folded before ``PIPE_WIDTH``.
+    """
+    plain, tty = not unicode_ok(sys.stdout), sys.stdout.isatty()
+    width = max(60, shutil.get_terminal_size().columns if tty else PIPE_WIDTH)
+    lines = [title] if title else []
     for name, members in groupby(rows, key=lambda row: f"{row.suite}/{row.bench}"):
         group = list(members)
         shared = shared_axes(group)
+        metrics = sorted({row.metric for row in group})
         common = axes_text(group[0], set(group[0].axes) - shared)
-        table.add_row(Text(_encodable(printable(f"{name}  {common}".rstrip(), 300), plain), style="bold"))
-        for row in group:
-            cells = (
-                f"  {axes_text(row, shared)}", row.metric, _value(row), ceiling_text(row), row.basis, status_text(row)
-            )  # fmt: skip
-            table.add_row(*(Text(_encodable(printable(cell, 300), plain)) for cell in cells))
-    return render(table)
+        heading = _clean(f"{name}: {metrics[0] if len(metrics) == 1 else ''}  {common}".replace(":   ", ": "), plain)
+        lines += ["", f"\x1b[1m{heading.rstrip(' :')}\x1b[0m" if tty else heading.rstrip(" :")]
+        cells = [_cells(row, shared, len(metrics) > 1, plain) for row in group]
+        header = ("case", "value, 95 %", "of ceiling", "basis", "status")
+        widths = [max(len(line[i]) for line in [header, *cells]) for i in range(4)]
+        for line in [header, *cells]:
+            lines += _fold(line, widths, width)
+    return "\n".join(lines)
+
+
+def _cells(row: Result, shared: Container[str], with_metric: bool, plain: bool) -> tuple[str, str, str, str, str]:
+    case = axes_text(row, shared) or "-"
+    value = "-" if row.value is None else format_interval(row.low, row.value, row.high, row.unit)
+    if with_metric:
+        case = f"{case} {row.metric}"
+    texts = (case, value, ceiling_text(row), row.basis, status_text(row))
+    first, second, third, fourth, fifth = (_clean(text, plain) for text in texts)
+    return first, second, third, fourth, fifth
+
+
+def _fold(cells: Sequence[str], widths: Sequence[int], width: int) -> list[str]:
+    """Return one line, or the case and value with the rest wrapped below them where ``width`` is too small."""
+    head = f"  {cells[0]:<{widths[0]}}  {cells[1]:>{widths[1]}}"
+    whole = f"{head}  {cells[2]:<{widths[2]}}  {cells[3]:<{widths[3]}}  {cells[4]}"
+    if len(whole) <= width:
+        return [whole.rstrip()]
+    rest = "  ".join(cell for cell in cells[2:] if cell != "-")
+    below = textwrap.wrap(rest, width - 6, break_on_hyphens=False)
+    if len(f"{head}  {below[0]}") <= width and len(below) == 1:
+        return [f"{head}  {rest}"]
+    return [head.rstrip(), *(f"      {line}" for line in below)]
+
+
+def _clean(text: str, plain: bool) -> str:
+    return _encodable(printable(text, 400), plain)
 
 
 def status_text(row: Result) -> str:
@@ -89,10 +119,6 @@ def status_text(row: Result) -> str:
     text = row.status + (f": {row.reason}" if row.reason else "")
     shown = [flag for flag in row.flags if flag not in SAMPLE_WORDS]
     return text + (f" [{', '.join(shown)}]" if shown else "")
-
-
-def _value(row: Result) -> str:
-    return "-" if row.value is None else format_interval(row.low, row.value, row.high, row.unit)
 
 
 def plain_table(headers: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -53,5 +53,5 @@ def host_gather(case: Case, measure: Measure) -> None:
     measure.note("order", "random permutation")
     measure.pair(
         work.run, reference, link=work.link_bytes, unique=payload, verify=work.verify, kernel=work.kernel,
-        transport="cpu" if copying else "direct",
+        transport="cpu" if copying else "direct", ceilings=measure.dram_ceilings(payload),
     )  # fmt: skip

@@ -28,7 +28,8 @@ def host_bandwidth(case: Case, measure: Measure) -> None:
     )
     measure.working_set(len(buffers) * case.bytes)
     work = Stream(case.op, [buffer.address for buffer in buffers], case.bytes, team)
-    measure(work.run, link=work.link_bytes, verify=work.verify, kernel=work.kernel)
+    ceilings = measure.dram_ceilings(len(buffers) * case.bytes)
+    measure(work.run, link=work.link_bytes, verify=work.verify, kernel=work.kernel, ceilings=ceilings)
 
 
 @bench(
@@ -40,7 +41,7 @@ def host_bandwidth(case: Case, measure: Measure) -> None:
     ),
 )  # fmt: skip
 def host_latency(case: Case, measure: Measure) -> None:
-    """Time of one dependent load: a random cycle through every cache line of the buffer, one thread.
+    """Time of one dependent load on a random cycle through every cache line of the buffer, one thread.
 
     With base pages the far sizes include the TLB misses a paged KV cache pays too; compare pages=4k with pages=thp.
     """
@@ -48,9 +49,10 @@ def host_latency(case: Case, measure: Measure) -> None:
 
     team = measure.team(1)
     buffer = measure.target(case.bytes, case.pages)
-    measure.working_set(case.bytes)
     work = Chase(buffer.address, case.bytes, team, seed=measure.context.seed)
-    measure(work.run, verify=work.verify, kernel=work.kernel)
+    # Where caches take part a sample is whole tours: a thousand hops would visit lines no cache holds yet.
+    hops = work.nodes if measure.working_set(case.bytes) else 1
+    measure(lambda reps: work.run(reps * hops), ops=hops, verify=work.verify, kernel=work.kernel)
 
 
 @bench(

@@ -87,3 +87,38 @@ def test_a_name_taken_twice_keeps_the_first_and_says_so(tmp_path: Path, monkeypa
 def test_a_missing_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_SUITES", str(tmp_path / "gone"))
     assert "is not a folder" in load_suites().problems[0]
+
+
+class Point:
+    """An installed entry point of group ``kvbench.suites``."""
+
+    def __init__(self, name: str, given: object) -> None:
+        self.name, self._given = name, given
+
+    def load(self) -> object:
+        if isinstance(self._given, BaseException):
+            raise self._given
+        return self._given
+
+
+def test_plug_ins_bring_folders_and_a_broken_one_is_reported_and_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for suite in ("one", "two", "three"):
+        (tmp_path / suite).mkdir()
+        (tmp_path / suite / "bench_x.py").write_text(GOOD)
+
+    def fails() -> object:
+        raise SystemExit(3)
+
+    points = [
+        Point("folder", tmp_path / "one"), Point("broken", ImportError("no module\nnamed x")), Point("exits", fails),
+        Point("function", lambda: [str(tmp_path / "two"), tmp_path / "three"]), Point("nonsense", 7),
+    ]  # fmt: skip
+    monkeypatch.setattr("kvbench.contract.discover.entry_points", lambda group: points)
+    suites = load_suites()
+    assert {"one", "two", "three", "ladder"} <= set(suites.benches)
+    assert [line.split(" was skipped")[0] for line in suites.problems] == [
+        "plug-in broken", "plug-in exits", "plug-in nonsense",
+    ]  # fmt: skip
+    assert not any("\n" in line for line in suites.problems)
