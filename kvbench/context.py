@@ -90,6 +90,7 @@ class Context:
     kernels: str
     notes: tuple[str, ...]
     arena: Arena = field(default_factory=lambda: Arena(1 << 30))
+    device_errors: list[str] = field(default_factory=list)
 
     @classmethod
     def create(cls, *, profile: str, scratch: str | Path | None, seed: int) -> Context:
@@ -106,6 +107,15 @@ class Context:
             profile, None if scratch is None else Path(scratch), seed, budget(profile), read_topology(), info.digest,
             (f"kernel cache: {info.reason}",) if info.reason else (), Arena(limit),
         )  # fmt: skip
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a device error has made this process useless for further device work."""
+        return bool(self.device_errors)
+
+    def poison(self) -> None:
+        """Note a device error that stays: this worker measures nothing more."""
+        self.device_errors.append("sticky")
 
     @property
     def dram(self) -> PhysicalCeiling:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
@@ -43,11 +44,27 @@ class Holder:
         return printable(f"pid {self.pid} (uid {self.uid}, since {self.since[:19]})", 120)
 
 
-def machine_resources() -> tuple[str, ...]:
-    """Return the lock names a measurement of the whole machine takes: one for each NUMA node."""
+def machine_resources(gpus: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the lock names of a measurement: one for each NUMA node, and one for each GPU (``gpu-<hash>``).
+
+    ``gpus`` are the lock names of the devices it measures (``Device.lock``; MIG instances share their board's, because
+    they share its link, power and clocks). None, for a measurement of the whole machine, takes every visible GPU, or
+    every one where it cannot be told which are visible.
+    """
     from kvbench.machine.topology import topology
 
-    return tuple(f"node{node.id}" for node in topology().nodes) or ("node0",)
+    nodes = tuple(f"node{node.id}" for node in topology().nodes) or ("node0",)
+    return (*nodes, *dict.fromkeys(_visible_gpus() if gpus is None else gpus))
+
+
+@functools.cache
+def _visible_gpus() -> tuple[str, ...]:
+    # once per process: pytest asks before each case, and NVML takes tens of milliseconds to start
+    from kvbench.machine.nvml_devices import read_devices, visible
+
+    devices = read_devices()
+    left = visible(devices).value
+    return tuple(device.lock for device in (devices.found if left is None else left))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,9 @@ RateOf = Literal["unique", "link", "demand", "near"]
 Verify = Callable[[], None]
 # What threads that outnumber the CPUs do to each other; see Measure.crowded.
 SELF_INFLICTED = frozenset({"cpu_pressure", "preempted"})
+# Three 64-byte loads, or two 512-bit FMAs of 32 float16 lanes, a cycle at 6 GHz: more than any core sold.
+CORE_BYTES = 3 * 64 * 6e9
+CORE_FLOPS = 2 * 2 * 32 * 6e9
 CACHE_MULTIPLE = 4  # a working set below this many LLCs is partly served by it (traps.md T12)
 
 
@@ -55,6 +58,7 @@ class Measure:
         self._flags: dict[str, None] = {}
         self._detail: dict[str, Scalar] = {}
         self._crowded = False
+        self._on_cores = True
 
     # -- what a bench asks for -----------------------------------------------------------------------------------
 
@@ -132,6 +136,10 @@ class Measure:
         """Name the native ids of the threads that measure, when they are not a :meth:`team`'s."""
         self._tids = list(tids)
 
+    def on_device(self) -> None:
+        """Say that a device does the work: what cores can do is no bound then."""
+        self._on_cores = False
+
     def crowded(self) -> None:
         """Say that this case has more threads than CPUs on purpose: they delay each other, so delay gates nothing."""
         self._crowded = True
@@ -173,6 +181,7 @@ class Measure:
         if verify is not None:
             verify()
         crossed = link() if callable(link) else link
+        self._once()
         moved = Bytes(unique=unique, link=crossed, demand=demand, near=near)
         row, _ = self._row(taken, moved, rate_of, ops, kernel, transport, tuple(ceilings), retaken=True)
         self._rows.insert(0, row)
@@ -189,6 +198,7 @@ class Measure:
         A pair that comes out above its ceiling is retaken once, then flagged ``above_ceiling`` (design 6.8).
         """
         moved = Bytes(unique=unique, link=link, demand=demand, near=near)
+        self._once()
         for attempt in (1, 2):
             pair = sample_pair(
                 run, reference.run, self._context.budget, tids=self._tids, gate=None if self._crowded else gate,
@@ -251,6 +261,13 @@ class Measure:
         self._rows.insert(0, row)
         return row
 
+    def _once(self) -> None:
+        if any(row.metric == self._bench.metric for row in self._rows):
+            raise KvbenchError(
+                "the primary metric was measured twice", where=f"{self._bench.suite}/{self._bench.name}",
+                mend="one measure() or pair() a case; further numbers are measure.extra rows",
+            )  # fmt: skip
+
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def rows(self) -> list[Result]:
@@ -303,8 +320,8 @@ class Measure:
         ends = [None if end is None else self._value(amount, end) for end in (summary.low, summary.high)]
         low, high = (ends[1], ends[0]) if self._is_rate else (ends[0], ends[1])
         found = judge(
-            value, self._bench.better, ceilings, flags=taken.flags, reason=taken.reason if taken.tainted else "",
-            retaken=retaken, causes=taken.marks,
+            value, self._bench.better, (*ceilings, *self._sanity()), flags=taken.flags,
+            reason=taken.reason if taken.tainted else "", retaken=retaken, causes=taken.marks,
         )  # fmt: skip
         row = self.empty(found.status, found.reason).with_(
             value=value, low=low, high=high, n=summary.n, kept=len(taken.kept), stop=taken.stop, kernel=kernel,
@@ -313,6 +330,17 @@ class Measure:
             flags=found.flags, samples=tuple(float(s) for s in taken.kept),
         )  # fmt: skip
         return row, found.retake
+
+    def _sanity(self) -> tuple[Ceiling, ...]:
+        """Return what no cores of this machine can do, for metrics where there is such a law; never shown in a row.
+
+        The guest of a VM knows no memory channels, so without it a window that lost most of its work would pass.
+        """
+        if self._bench.unit not in ("B/s", "FLOP/s") or not self._on_cores:
+            return ()
+        most = CORE_BYTES if self._bench.unit == "B/s" else CORE_FLOPS
+        cpus = max(1, len(self._context.topology.cpus))
+        return (Ceiling(f"{cpus} cores", most * cpus, "physical", "load ports and vector units at 6 GHz"),)
 
     @property
     def _is_rate(self) -> bool:

@@ -35,6 +35,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return made
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Check the kvbench options once it is known which cases will run."""
+    cases = [item.case for item in session.items if hasattr(item, "case") and item.get_closest_marker("kvbench")]
+    if cases:
+        from kvbench.pytest_items import PytestSession
+
+        PytestSession.of(session.config).collected(cases)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Close the session's run, if one was stored."""
     store = getattr(session.config, "_kvbench_session", None)

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +41,8 @@ class VirtualClock:
 
 class CaseItem(pytest.Function):
     """One case. Reported by its whole name: the default location of a function leaves the axes out."""
+
+    case: tuple[Bench, Case]
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         return self.path, None, self.name
@@ -79,6 +80,7 @@ class BenchFile(pytest.Module):
                 item = CaseItem.from_parent(
                     self, name=f"{member.name}[{axes}]", callobj=_body(member, case, clock, config)
                 )  # fmt: skip
+                item.case = (member, case)
                 item.add_marker(pytest.mark.kvbench)
                 if with_benchmark:
                     item.add_marker(pytest.mark.benchmark(timer=clock, group=f"{member.suite}/{member.name}"))
@@ -92,7 +94,7 @@ def _body(member: Bench, case: Case, clock: VirtualClock, config: pytest.Config)
         session = PytestSession.of(config)
         with session.locked():
             rows = measure_case(member, dict(case.axes), session.context())
-        session.keep(member, case, rows)
+        session.keep(rows)
         primary = rows[0]
         if primary.status == "skipped":
             pytest.skip(primary.reason)
@@ -133,7 +135,7 @@ class PytestSession:
         self._run: Any = None
         self._rows: list[Result] = []
         self._position = 0
-        self._noted = False
+        self._collected: list[tuple[Bench, Case]] = []
 
     @classmethod
     def of(cls, config: pytest.Config) -> PytestSession:
@@ -160,35 +162,55 @@ class PytestSession:
         with acquire(machine_resources(), wait=True, notify=lambda line: None):
             yield
 
-    def keep(self, member: Bench, case: Case, rows: list[Result]) -> None:
+    def keep(self, rows: list[Result]) -> None:
         """Store ``rows`` when --kvbench-db was given."""
-        target = self._config.getoption("--kvbench-db")
-        if target is None:
-            return
-        from kvbench.runner import Plan, new_runs
-        from kvbench.store import open_store
-
         if self._store is None:
-            self._store = open_store(target)
-            self._store.check_writable()
-            profile = self._config.getoption("--kvbench-profile")
+            return
+        if self._run is None:
+            from kvbench.runner import Plan, new_runs
+
             worker = os.environ.get("PYTEST_XDIST_WORKER")
             flags = ("pytest", f"xdist:{worker}") if worker else ("pytest",)
-            planned = new_runs(Plan(((member, case),), profile, 0.0, 0), 1, "pytest", flags=flags)[0]
-            self._run = replace(planned, plan=())  # pytest decides what runs: there is no plan to resume
+            plan = Plan(tuple(self._collected), self._config.getoption("--kvbench-profile"), 0.0, 0)
+            self._run = new_runs(plan, 1, "pytest", flags=flags)[0]
             self._store.begin_run(self._run)
         self._store.add_results(self._run.uuid, rows, self._position)
         self._position += 1
         self._rows.extend(rows)
 
+    def collected(self, cases: list[tuple[Bench, Case]]) -> None:
+        """Check, before anything is measured, what was asked for on the command line; raises pytest.UsageError."""
+        self._collected = cases
+        for text in self._config.getoption("--kvbench-axis"):
+            name, equals, _ = text.partition("=")
+            if not equals or not any(name in member.axes for member, _ in cases):
+                raise pytest.UsageError(
+                    f"--kvbench-axis {text!r}: expected AXIS=VALUE with an axis of a selected bench"
+                )
+        target = self._config.getoption("--kvbench-db")
+        if target is not None and self._store is None:
+            from kvbench.store import open_store
+
+            try:
+                self._store = open_store(target)
+                self._store.check_writable()
+            except KvbenchError as error:
+                raise pytest.UsageError(f"--kvbench-db: {error}") from None
+
     def finish(self) -> None:
         """Close the run of this session."""
         if self._store is None:
+            return
+        if self._run is None:
+            self._store.close()
             return
         from kvbench.runner import now
 
         statuses = {row.status for row in self._rows}
         status: RunStatus = "failed" if not statuses & HAS_VALUE else "ok"
+        missing = {case.digest for _, case in self._collected} - {row.digest for row in self._rows}
+        if missing and "PYTEST_XDIST_WORKER" not in os.environ:  # a worker gets only its share of the cases
+            status = "interrupted"
         if status == "ok" and statuses & {"failed", "invalid"}:
             status = "partial"
         self._store.finish_run(self._run.uuid, status, now())

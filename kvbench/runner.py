@@ -28,7 +28,7 @@ from kvbench.worker_handle import Stopped, WorkerHandle, WorkerLost
 
 DEFAULT_SECONDS: Mapping[Profile, float] = {"smoke": 0.5, "quick": 2.0, "full": 8.0}  # one case, for the estimate only
 START_LIMIT_S = 300.0  # includes compiling every kernel of a first run on a slow box
-COMPILE_ALLOWANCE_S = 120.0  # a bench's first case in a fresh cache compiles its kernels outside the timed region
+COMPILE_ALLOWANCE_S = 60.0  # a bench's first case in a worker may compile its kernels, outside the timed region
 
 
 class Ui(Protocol):
@@ -97,7 +97,7 @@ def make_plan(suites: Suites, selects: Sequence[str], overrides: Mapping[str, st
 
 
 def check_disk(plan: Plan, directory: Path) -> None:
-    """Raise NoData when the scratch directory cannot hold twice the plan's largest file."""
+    """Raise UsageError when the scratch directory cannot hold twice the plan's largest file."""
     if not plan.disk:
         return
     probe = directory
@@ -105,7 +105,7 @@ def check_disk(plan: Plan, directory: Path) -> None:
         probe = probe.parent
     free = shutil.disk_usage(probe).free
     if free < 2 * plan.disk:
-        raise NoData(
+        raise UsageError(
             "not enough free space for scratch files", where=str(directory), got=format_bytes(free),
             expected=f"{format_bytes(2 * plan.disk)} (twice the largest file)", mend="give --scratch DIR elsewhere",
         )  # fmt: skip
@@ -245,6 +245,7 @@ class Runner:
         total, finished = len(run.plan), len({p.digest for p in run.plan} & done)
         started, spent_cases, losses = time.monotonic(), 0, 0
         worker: WorkerHandle | None = None
+        warm: set[tuple[str, str]] = set()
         with contextlib.ExitStack() as stack:
             for position, (member, case) in enumerate(todo):
                 if self._stop():
@@ -259,12 +260,20 @@ class Runner:
                         worker.setup(profile=run.profile, scratch=self._scratch, seed=run.seed, limit=START_LIMIT_S)
                         for note in worker.notes:
                             self._ui.note(note)
-                    found = worker.measure(case, member.limit + COMPILE_ALLOWANCE_S)
+                    compiling = 0.0 if (case.suite, case.bench) in warm else COMPILE_ALLOWANCE_S
+                    found = worker.measure(case, member.limit + compiling)
+                    warm.add((case.suite, case.bench))
+                    if worker.spent:
+                        losses += 1
+                        stack.close()
+                        worker = None
+                        warm.clear()
                 except WorkerLost as lost:
                     losses += 1
                     found = [failed_row(member, case, str(lost), losses)]
                     stack.close()  # kills what is left of the worker's group
                     worker = None
+                    warm.clear()
                 for sink in self._sinks:
                     sink.add_results(run.uuid, found, len(done) + position)
                 rows.extend(found)

@@ -144,11 +144,11 @@ def format_interval(low: float | None, value: float, high: float | None, unit: s
     percent = 100 * half / abs(value) if value else math.inf
     if half and percent >= 100:
         return f"{text} ({format_value(low, unit)} to {format_value(high, unit)})"
-    return f"{text} ±{_percent(percent if half else 0.0)} %"
+    return f"{text} ±{_percent(percent)} %"
 
 
 def _percent(percent: float) -> str:
-    if 0 < percent < 0.1:
+    if percent < 0.1:  # equal samples too: no clock is exact
         return "<0.1"
     return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
 
@@ -167,3 +167,8 @@ def format_duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 case``, ``2 cases``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

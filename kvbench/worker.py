@@ -21,8 +21,9 @@ from kvbench.context import Context
 from kvbench.contract.bench import Bench
 from kvbench.contract.discover import Suites, load_suites
 from kvbench.contract.result import Result
-from kvbench.errors import KvbenchError, Unavailable, VerifyError, printable
+from kvbench.errors import KvbenchError, Unavailable, UsageError, VerifyError, printable
 from kvbench.measure import Measure, SkipCase
+from kvbench.store.wire import check_case
 
 _PR_SET_PDEATHSIG = 1
 
@@ -45,15 +46,20 @@ def measure_case(bench: Bench, axes: dict[str, Any], context: Context) -> list[R
         rows = measure.rows()
         if not rows:
             rows = [measure.empty("failed", "the bench returned without measuring anything")]
+        check_case(rows)
     except SkipCase as skip:
         rows = [measure.empty("skipped", str(skip))]
-    except Unavailable as error:
+    except (Unavailable, UsageError) as error:  # a kernel refused these axis values, or this machine lacks something
         rows = [measure.empty("skipped", str(error))]
     except VerifyError as error:
         rows = [measure.empty("failed", f"payload check failed, so there is no number: {error}")]
     except MemoryError as error:
         rows = [measure.empty("skipped", f"out of memory: {error or 'an allocation was refused'}")]
     except KvbenchError as error:
+        from kvbench.memory.cuda.driver import PoisonedDevice
+
+        if isinstance(error, PoisonedDevice):
+            context.poison()
         rows = [measure.empty("failed", str(error))]
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -71,7 +77,11 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
     context: Context | None = None
     suites: Suites | None = None
 
+    me = os.getpid()
+
     def send(message: dict[str, Any]) -> None:
+        if os.getpid() != me:
+            os._exit(1)  # a bench forked and its child came back here: only this process answers
         replies.write(json.dumps(message, allow_nan=False) + "\n")
         replies.flush()
 
@@ -89,7 +99,12 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             else:
                 bench = suites.find(message["suite"], message["bench"])
             rows = measure_case(bench, message["axes"], context)
-            send({"kind": "rows", "digest": message["digest"], "rows": [row.to_wire() for row in rows]})
+            spent = context.poisoned
+            send({
+                "kind": "rows", "digest": message["digest"], "rows": [row.to_wire() for row in rows], "spent": spent,
+            })  # fmt: skip
+            if spent:
+                return  # a sticky device error fails every later call of this process; the parent starts a new one
 
 
 def main(argv: list[str]) -> int:
@@ -98,6 +113,7 @@ def main(argv: list[str]) -> int:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C must not race it
     os.dup2(2, 1)
+    os.set_inheritable(reply_fd, False)  # a program a bench starts must not keep the pipe open after this process
     with os.fdopen(reply_fd, "w", encoding="utf-8") as replies, os.fdopen(0, encoding="utf-8") as commands:
         serve(commands, replies)
     return 0

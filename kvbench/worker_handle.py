@@ -49,6 +49,7 @@ class WorkerHandle:
         finally:
             os.close(write)
         self.kernels = ""
+        self.spent = False  # it answered, and measures nothing more: a device error stays with its process
         self.notes: tuple[str, ...] = ()
 
     @property
@@ -72,6 +73,7 @@ class WorkerHandle:
         reply = self._receive(limit, "the case")
         if reply.get("kind") != "rows" or reply.get("digest") != case.digest:
             raise WorkerLost(f"worker protocol broken: {printable(str(reply))}")
+        self.spent = bool(reply.get("spent"))
         try:
             return [Result.from_wire(row) for row in reply["rows"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -111,6 +113,8 @@ class WorkerHandle:
             if left <= 0:
                 raise WorkerLost(f"{what} took longer than its limit of {limit:.0f} s; the worker was killed")
             if not select.select([self._read], [], [], min(POLL_S, left))[0]:
+                if self._process.poll() is not None:  # a child it forked may still hold the pipe open
+                    raise WorkerLost(self._death())
                 continue
             chunk = os.read(self._read, 1 << 16)
             if not chunk:

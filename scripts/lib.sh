@@ -33,6 +33,7 @@ print(version)' 2>/dev/null
 }
 
 new_enough() {
+    case $1 in [0-9]*.[0-9]*) ;; *) return 1 ;; esac     # an executable that is no Python says nothing
     local major=${1%%.*} rest=${1#*.}
     [ "$major" -gt 3 ] || { [ "$major" -eq 3 ] && [ "${rest%%.*}" -ge 11 ]; }
 }

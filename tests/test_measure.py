@@ -194,6 +194,21 @@ def test_an_undeclared_metric_and_a_rate_without_bytes_are_refused(context: Cont
     assert "a rate of link bytes needs them" in rows_of(context, unnamed)[0].reason
 
 
+def test_more_than_any_core_can_do_is_invalid_even_where_no_ceiling_is_known(context: Context) -> None:
+    def lost(case: Case, measure: Measure) -> None:
+        measure(timed(), link=1 << 44)
+
+    def device(case: Case, measure: Measure) -> None:
+        measure.on_device()
+        measure(timed(), link=1 << 44)
+
+    row = rows_of(context, lost)[0]
+    assert row.status == "invalid"
+    assert "cores" in row.reason
+    assert row.ceilings == ()
+    assert rows_of(context, device)[0].status in ("ok", "tainted")
+
+
 def test_a_model_says_so(context: Context) -> None:
     def body(case: Case, measure: Measure) -> None:
         measure.model(5.0, source="bytes / beta")

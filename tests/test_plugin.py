@@ -75,6 +75,7 @@ def test_pytest_benchmark_reports_the_measured_seconds_and_the_store_holds_the_r
         stored = store.runs()
         assert len(stored) == 1
         assert stored[0].info.status == "ok"
+        assert len(stored[0].info.plan) == stored[0].done == 2
         rows = [row for row in store.results(stored[0].info.uuid, with_samples=True) if row.metric == "bandwidth"]
     for row, seen in zip(rows, benchmarks, strict=True):
         # six or more decimal digits: pytest-benchmark adds the samples up on its virtual clock
@@ -84,6 +85,15 @@ def test_pytest_benchmark_reports_the_measured_seconds_and_the_store_holds_the_r
         assert seen["options"]["timer"] == "kvbench_measured_seconds"
         assert row.seconds is not None
         assert row.seconds >= 200e-6
+
+
+def test_what_was_asked_on_the_command_line_is_checked_before_anything_is_measured(suite: Path) -> None:
+    (suite / "notes.txt").write_text("not a database, " * 1000)
+    for argument in ("--kvbench-axis=nosuch=1", "--kvbench-db=notes.txt"):
+        ran = run_pytest(suite, "mine", "-k", "fine", argument)
+        assert ran.returncode == 4, ran.stdout
+        assert argument.split("=")[0] in ran.stdout + ran.stderr
+        assert "passed" not in ran.stdout
 
 
 def test_nothing_is_stored_unless_asked(suite: Path, own_home: Path) -> None:

@@ -79,7 +79,13 @@ def run(
     bundle: Annotated[Path | None, typer.Option("--bundle", metavar="FILE", help="Also write a bundle file.")] = None,
     label: Annotated[str | None, typer.Option("--label", help="Name of the group, usable as selector.")] = None,
     resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Finish an interrupted run.")] = None,
-    scratch: Annotated[Path | None, typer.Option("--scratch", metavar="DIR", help="Directory for file tiers.")] = None,
+    scratch: Annotated[str | None, typer.Option("--scratch", metavar="DIR", help="Directory for file tiers.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="ID[,ID]", help="GPUs to measure: index, MIG index 0:1, UUID prefix or all (default)."
+        ),
+    ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Fail instead of waiting for another run here.")] = False,
     json: Json = False,
 ) -> None:
@@ -95,13 +101,17 @@ def run(
     if label is not None:
         from kvbench.store import check_label
 
-        check_label(label)
+        if not check_label(label).strip():
+            raise UsageError("blank", where="--label", got=label, expected="a name to find the runs by")
     if no_db and resume:
         raise UsageError("nothing to resume from", where="--resume with --no-db", mend="leave one of them out")
+    if scratch is not None and not (scratch and Path(scratch).is_dir()):
+        raise UsageError("not a directory", where="--scratch", got=scratch, mend="make it first, or leave it out")
     overrides = parse_overrides(axis or [])
     suites = _suites()
     ui = Progress()
     with contextlib.ExitStack() as stack:
+        gpus = _devices(device, stack)
         sinks: list[Sink] = []
         store: Store | None = None
         done: dict[str, list[Result]] = {}
@@ -127,13 +137,15 @@ def run(
                 writer.check_writable()
                 sinks.append(writer)
             planned, seconds = runner.new_runs(plan, runs, label), plan.seconds
-        _lock(stack, wait=not no_wait, notify=ui.note)
+        _lock(stack, gpus, wait=not no_wait, notify=ui.note)
         if resume and store is not None:
             planned, done, seconds = _resumed(
                 store, resume, suites
             )  # another may have finished it while this one waited
             store.reopen_run(planned[0])
-        outcome = runner.Runner(sinks, ui, suites, scratch).execute(planned, seconds, done)
+        outcome = runner.Runner(sinks, ui, suites, None if scratch is None else Path(scratch)).execute(
+            planned, seconds, done
+        )
         _print(outcome, json=json)
         if store is not None:
             say(f"stored in {store.describe()}; kvbench show {planned[0].uuid[:8]} shows it again")
@@ -173,10 +185,26 @@ def _open(db: str | None, stack: contextlib.ExitStack, sinks: list[Sink]) -> Sto
     return store
 
 
-def _lock(stack: contextlib.ExitStack, *, wait: bool, notify: Callable[[str], None]) -> None:
+def _devices(spec: str | None, stack: contextlib.ExitStack) -> tuple[str, ...] | None:
+    """Let the workers see the GPUs of ``--device`` only and return their locks; None without the option: all.
+
+    It comes before the fingerprint is taken: which GPUs are visible is part of the environment.
+    """
+    if spec is None:
+        return None
+    from kvbench.machine.nvml_devices import choose, only, read_devices
+
+    chosen = choose(spec, read_devices())
+    stack.enter_context(only(chosen))
+    return tuple(device.lock for device in chosen)
+
+
+def _lock(
+    stack: contextlib.ExitStack, gpus: tuple[str, ...] | None, *, wait: bool, notify: Callable[[str], None]
+) -> None:
     from kvbench.locks import acquire, machine_resources
 
-    stack.enter_context(acquire(machine_resources(), wait=wait, notify=notify))
+    stack.enter_context(acquire(machine_resources(gpus), wait=wait, notify=notify))
 
 
 def _resumed(store: Store, selector: str, suites: Suites) -> tuple[list[RunInfo], dict[str, list[Result]], float]:

@@ -22,6 +22,7 @@ RUNS_SCHEMA = "kvbench.runs/1"
 IMPORT_SCHEMA = "kvbench.import/1"
 EXPORT_SCHEMA = "kvbench.export/1"
 DB_SCHEMA = "kvbench.db/1"
+MAX_LISTED = 1_000_000
 
 Selector = Annotated[
     str, typer.Argument(metavar="SELECTOR", help="Run or group UUID (prefix), label, bundle file, latest or latest~N.")
@@ -57,8 +58,8 @@ def runs(
     """List the runs in the database, newest first."""
     from kvbench.report.table import plain_table
 
-    if limit < 1:
-        raise UsageError("out of range", where="--limit", got=limit, expected="1 or more")
+    if not 1 <= limit <= MAX_LISTED:
+        raise UsageError("out of range", where="--limit", got=limit, expected=f"1..{MAX_LISTED}")
     with _reading(db) as store:
         found = store.runs(limit=limit)
         now = datetime.now(UTC)

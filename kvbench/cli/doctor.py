@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvbench.cli import doctor_gpu
 from kvbench.cli.output import emit, emit_json, say
 from kvbench.errors import EXIT_OK, KvbenchError, printable
 from kvbench.machine import cgroup, obstacles, trial
 from kvbench.machine.fingerprint import Disagreement, Fingerprint, fingerprint
 from kvbench.machine.gpu import Gpus, read_gpus
+from kvbench.machine.nvml_devices import read_devices
+from kvbench.machine.nvml_obstacles import NOTHING_READ, GpuState, board_paths, gpu_settings
+from kvbench.machine.nvml_state import GpuProbe
 from kvbench.machine.obstacles import Obstacle, Unchecked
 from kvbench.machine.physical import PhysicalCeiling, host_ceilings
 from kvbench.machine.probe import ROOT, is_live, kilobytes, read_choice, read_fields
-from kvbench.machine.topology import Topology, describe, read_topology
+from kvbench.machine.topology import Topology, describe, read_topology, thp_bytes
+from kvbench.machine.topology_pcie import PciePath
 from kvbench.units import KiB, format_bytes, format_value
 
 DOCTOR_SCHEMA = "kvbench.doctor/1"
@@ -48,6 +55,9 @@ class DoctorReport:
     obstacles: tuple[Obstacle, ...]
     unchecked: tuple[Unchecked, ...]
     seconds: float
+    thp_bytes: int | None = None
+    gpu_state: GpuState = NOTHING_READ
+    gpu_paths: Mapping[int, PciePath] = field(default_factory=dict)
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
@@ -55,18 +65,23 @@ class DoctorReport:
 
 
 def doctor_report(
-    root: Path = ROOT, *, scratch: Path | None = None, gpus: Gpus | None = None, watch_seconds: float = 0.2
-) -> DoctorReport:
+    root: Path = ROOT, *, scratch: Path | None = None, gpus: Gpus | None = None, nvml: Any = None,
+    watch_seconds: float = 0.2,
+) -> DoctorReport:  # fmt: skip
     """Examine the machine under ``root`` (well below a second). Never raises for what a machine lacks.
 
     What must be tried out (binding, scratch file, cache directory, load now) is unchecked for a copied tree. ``gpus``
-    stands in for what NVML says.
+    stands in for what NVML says, ``nvml`` for the module that is asked.
     """
     began = time.perf_counter()
     topology = read_topology(root)
     live = is_live(root)
+    ask_nvml = gpus is None and (live or nvml is not None)
     if gpus is None:
-        gpus = read_gpus() if live else Gpus(None, reason="NVML answers for this machine, not for a copied tree")
+        gpus = (
+            read_gpus(nvml) if ask_nvml else Gpus(None, reason="NVML answers for this machine, not for a copied tree")
+        )
+    state = read_state(nvml) if ask_nvml else NOTHING_READ
     findings: list[Obstacle | Unchecked] = []
     direct = Capability("file method=direct", None, "not tried")
     if live:
@@ -77,6 +92,7 @@ def doctor_report(
     else:
         findings.append(Unchecked("trials", "binding, scratch files and load can only be tried on the machine itself"))
     findings += obstacles.settings(root, topology, gpus)
+    findings += gpu_settings(gpus, topology, root, read_devices(nvml) if ask_nvml and gpus.boards else None, state)
     limit = cgroup.memory_limit(root).value
     return DoctorReport(
         fingerprint=fingerprint(root, gpus),
@@ -92,7 +108,19 @@ def doctor_report(
         ),
         unchecked=tuple(f for f in findings if isinstance(f, Unchecked)),
         seconds=time.perf_counter() - began,
+        thp_bytes=thp_bytes(root).value,
+        gpu_state=state,
+        gpu_paths=board_paths(gpus, root),
     )
+
+
+def read_state(nvml: Any = None) -> GpuState:
+    """Return every board's state now; ``nvml`` stands in for the module pynvml."""
+    with GpuProbe(module=nvml) as probe:
+        return GpuState(
+            dict(zip(probe.indices, probe.snapshot(), strict=True)),
+            dict(zip(probe.indices, probe.processes(), strict=True)),
+        )
 
 
 def _cache() -> obstacles.Finding:
@@ -216,6 +244,7 @@ def to_document(report: DoctorReport) -> dict[str, Any]:
         "capabilities": [asdict(capability) for capability in report.capabilities],
         "ceilings": [{**asdict(c), "kind": "physical"} for c in report.ceilings],
         "disagreements": [asdict(d) for d in report.disagreements],
+        "gpus": doctor_gpu.rows(report.gpus, report.gpu_state, report.gpu_paths),
         "obstacles": [asdict(o) for o in report.obstacles],
         "unchecked": [asdict(u) for u in report.unchecked],
         "gaps": [{"name": name, "reason": reason} for name, reason in finger.gaps],
@@ -236,6 +265,8 @@ def render_text(report: DoctorReport) -> str:
     finger, llc = report.fingerprint, report.topology.llc()
     env, page = finger.env, report.topology.page_bytes
     memory = "unknown" if report.memory_bytes is None else format_value(report.memory_bytes, "B")
+    if beside := sum(node.memory_bytes or 0 for node in report.topology.nodes if node.cpuless):
+        memory += f", {format_value(beside, 'B')} of it on nodes without CPUs (GPU or CXL memory: never dram)"
     if report.memory_limit_bytes is not None:
         memory += f" (this process's group may hold {format_value(report.memory_limit_bytes, 'B')})"
     page_text = page.reason if page.value is None else format_bytes(page.value)
@@ -248,7 +279,7 @@ def render_text(report: DoctorReport) -> str:
         ("environment", finger.env_digest),
         ("topology", describe(report.topology)),
         ("last-level cache", llc_text),
-        ("memory", f"{memory}, pages of {page_text}"),
+        ("memory", f"{memory}, pages of {page_text}{_thp_text(report.thp_bytes)}"),
         ("system", f"kernel {env['kernel'] or 'unknown'}, virtualisation {env['virtualisation'] or 'unknown'}"),
         ("container", ", ".join(map(str, containers)) or "no sign of one"),
         ("GPUs", _gpu_text(report.gpus)),
@@ -256,6 +287,7 @@ def render_text(report: DoctorReport) -> str:
     word = {True: "yes", False: "no", None: "unknown"}
     parts = [
         plain_table(("machine", ""), lines),
+        *(plain_table(doctor_gpu.HEAD, table) for table in [doctor_gpu.lines(report.gpus, report.gpu_state)] if table),
         plain_table(("what can run", "", "why"),
                     [(c.name, word[c.available], c.reason) for c in (*report.tiers, *report.capabilities)]),
         plain_table(("physical ceiling", "value", "from"),
@@ -278,6 +310,10 @@ def render_text(report: DoctorReport) -> str:
     return "\n".join(parts)
 
 
+def _thp_text(size: int | None) -> str:
+    return "" if size is None else f", transparent huge pages of {format_bytes(size)}"
+
+
 def _reading(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}" if unit == "MHz" else format_value(value, unit)
 
@@ -285,10 +321,11 @@ def _reading(value: float, unit: str) -> str:
 def _gpu_text(gpus: Gpus) -> str:
     if not gpus.boards:
         return f"none ({gpus.reason})" if gpus.present is False else f"unknown ({gpus.reason})"
-    names = ", ".join(
-        f"{board.name} {format_value(board.memory_bytes, 'B') if board.memory_bytes else '(memory unknown)'}"
+    kinds = Counter(
+        f"{board.name}, {format_value(board.memory_bytes, 'B') if board.memory_bytes else 'memory unknown'}"
         for board in gpus.boards
     )
+    names = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return f"{names}; driver {gpus.driver or 'unknown'}, CUDA {gpus.cuda or 'unknown'}"
 
 

@@ -10,8 +10,8 @@ import typer
 
 from kvbench import __version__
 from kvbench.cli import commands_run, commands_store
-from kvbench.cli.output import prepare_streams, say
-from kvbench.errors import EXIT_SIGINT, EXIT_USAGE, KvbenchError, printable
+from kvbench.cli.output import emit, prepare_streams, say
+from kvbench.errors import EXIT_NO_DATA, EXIT_SIGINT, EXIT_USAGE, KvbenchError, printable
 
 app = typer.Typer(
     name="kvbench", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -31,14 +31,14 @@ def root(
 ) -> None:
     """What does the memory hierarchy of this machine really deliver to a KV cache, and which way of offloading pays?"""
     if version:
-        typer.echo(f"kvbench {__version__}")
+        emit(f"kvbench {__version__}")
         raise typer.Exit
 
 
 def as_utf8(words: list[str]) -> list[str]:
-    """Return ``words`` read as UTF-8 whatever the locale: in a plain C locale Python hands non-ASCII bytes through as
-    lone surrogates, which no database column and no JSON document may hold."""
-    return [os.fsencode(word).decode("utf-8", "replace") if not word.isascii() else word for word in words]
+    """Return ``words`` read as UTF-8 whatever the locale: in a plain C locale Python hands all non-ASCII bytes through
+    as lone surrogates. Bytes that are not UTF-8 stay such: a path may hold them, a label is refused for them."""
+    return [os.fsencode(word).decode("utf-8", "surrogateescape") if not word.isascii() else word for word in words]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,6 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     except KvbenchError as error:
         say(f"kvbench: error: {error}")
         return error.exit_code
+    except OSError as error:  # out of descriptors, a full disk under --help: the system refused, the user did not err
+        say(f"kvbench: error: {printable(str(error), 300)}")
+        return EXIT_NO_DATA
     except (KeyboardInterrupt, typer.Abort):
         say("kvbench: stopped")
         return EXIT_SIGINT

@@ -16,7 +16,23 @@ class OutputLost(KvbenchError):
 
 
 def prepare_streams() -> None:
-    """Make both streams survive any locale: what it cannot encode is escaped, never a traceback."""
+    """Make both streams survive any locale and being closed: what cannot be shown is escaped or dropped, no traceback.
+
+    A closed descriptor 0, 1 or 2 is opened on the null device: the next pipe would get its number, and a child's
+    messages would land in it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

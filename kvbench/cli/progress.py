@@ -9,7 +9,7 @@ import time
 from kvbench.cli.output import say
 from kvbench.contract.result import Result, RunInfo
 from kvbench.errors import printable
-from kvbench.units import format_duration
+from kvbench.units import counted, format_duration
 
 
 class Progress:
@@ -27,9 +27,9 @@ class Progress:
 
     def begin(self, run: RunInfo, number: int, runs: int, seconds: float, done: int) -> None:
         which = f"run {number}/{runs} " if runs > 1 else ""
-        kept = f", {done} cases kept from before" if done else ""
+        kept = f", {counted(done, 'case')} kept from before" if done else ""
         self.note(
-            f"{which}{run.uuid[:8]}: {len(run.plan)} cases, profile {run.profile}, "
+            f"{which}{run.uuid[:8]}: {counted(len(run.plan), 'case')}, profile {run.profile}, "
             f"about {format_duration(seconds)}{kept}"
         )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from kvbench.errors import KvbenchError
 
 _UNUSED_DAYS = 30
+SOURCES = frozenset({".py", ".cu"})
 _prepared: CacheInfo | None = None
 
 
@@ -59,12 +60,12 @@ def cpu_features() -> str:
 
 
 def source_digest(roots: Iterable[Path]) -> str:
-    """Return 16 hex digits over every ``*.py`` below ``roots``, the numba and llvmlite versions and the CPU's features.
+    """Return 16 hex digits over all ``*.py`` and ``*.cu`` below ``roots``, numba, llvmlite and the CPU's features.
 
     Raises KvbenchError when there is no source or one cannot be read: a digest of nothing would never change.
     """
     sha = hashlib.sha256()
-    files = [(root, file) for root in roots for file in sorted(root.rglob("*.py"))]
+    files = [(root, file) for root in roots for file in sorted(root.rglob("*")) if file.suffix in SOURCES]
     if not files:
         raise KvbenchError("no source file to key the kernel cache with", where="kernels.cache")
     for root, file in files:

@@ -178,7 +178,17 @@ def _slug(key: dict[str, Json]) -> str:
 
 def _gpu_settings(gpus: Gpus) -> Json:
     boards: list[Json] = [
-        {"ecc": b.ecc, "mig": b.mig, "power_limit_w": b.power_limit_w, "persistence": b.persistence}
+        {
+            "ecc": b.ecc,
+            "mig": b.mig,
+            # how a board is split decides what one part of it has
+            "mig_instances": None
+            if b.mig_instances is None
+            else [[one.slices, one.sms, one.memory_bytes] for one in b.mig_instances],
+            "power_limit_w": b.power_limit_w,
+            "persistence": b.persistence,
+            "addressing": b.addressing,
+        }
         for b in gpus.boards
     ]
     return {"driver": gpus.driver, "cuda": gpus.cuda, "boards": boards}
@@ -209,7 +219,8 @@ def _facts(model: CpuModel, topology: Topology, gpus: Gpus, root: Path) -> dict[
         ],
         "memory_bytes": kilobytes(read_fields(root, "/proc/meminfo").get("MemTotal")),
         "dmi": dict(dmi),
-        "gpus": [{k: v for k, v in asdict(board).items() if k != "gaps"} for board in gpus.boards],
+        # through JSON: what is kept must read back equal, and the records hold tuples
+        "gpus": json.loads(json.dumps([{k: v for k, v in asdict(b).items() if k != "gaps"} for b in gpus.boards])),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from kvbench.machine.probe import (
     read_int,
     read_size,
     read_text,
-    under,
 )
 
 LLC_UNKNOWN_BYTES = 32 * 2**20  # design 2: what stands in when nothing reports a last-level cache
@@ -218,6 +218,12 @@ def page_bytes(root: Path = ROOT) -> Fact[int]:
     )
 
 
+def thp_bytes(root: Path = ROOT) -> Fact[int]:
+    """Return the size of a transparent huge page: 2 MiB with base pages of 4 KiB, 512 MiB with pages of 64 KiB."""
+    size = read_int(root, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+    return size if size.value is None or size.value > 0 else Fact(None, f"{size.source} holds {size.value}")
+
+
 def _nodes(root: Path, gaps: list[tuple[str, str]]) -> tuple[Node, ...]:
     online = read_cpu_list(root, f"{_NODE_DIR}/online")
     if online.value:
@@ -240,13 +246,12 @@ def _cpus_from_sysfs(root: Path, node_of: dict[int, int]) -> tuple[Cpu, ...]:
     for cpu in online:
         if cpu in cpus:
             continue  # a sibling read before: two file reads per core instead of two per thread
-        base = f"{_CPU_DIR}/cpu{cpu}/topology"
+        base = f"{root}{_CPU_DIR}/cpu{cpu}/topology"
         # core_cpus_list is the name since Linux 5.3; the older file holds the same list
-        siblings = read_cpu_list(root, f"{base}/core_cpus_list").value
-        siblings = siblings or read_cpu_list(root, f"{base}/thread_siblings_list").value
-        if not siblings or cpu not in siblings:
+        siblings = _quick_list(f"{base}/core_cpus_list") or _quick_list(f"{base}/thread_siblings_list")
+        if cpu not in siblings:
             return ()
-        package = read_int(root, f"{base}/physical_package_id").value
+        package = _number(_quick(f"{base}/physical_package_id"))
         for sibling in siblings:
             if sibling in online:
                 socket = package if package is not None and package >= 0 else None
@@ -272,13 +277,19 @@ def _cpus_from_cpuinfo(root: Path, node_of: dict[int, int], gaps: list[tuple[str
 
 def read_cpuinfo(root: Path = ROOT) -> list[dict[str, str]]:
     """Return /proc/cpuinfo as one dictionary per block; empty when it cannot be read."""
-    blocks: list[dict[str, str]] = []
-    for block in (read_text(root, "/proc/cpuinfo").value or "").split("\n\n"):
+    return list(_blocks(read_text(root, "/proc/cpuinfo").value or ""))
+
+
+@functools.lru_cache(maxsize=1)
+def _blocks(text: str) -> tuple[dict[str, str], ...]:
+    # one fingerprint asks five times, and 256 processors have some 7,000 lines
+    blocks = []
+    for block in text.split("\n\n"):
         pairs = (line.partition(":") for line in block.splitlines())
         fields = {name.strip(): value.strip() for name, colon, value in pairs if colon}
         if fields:
             blocks.append(fields)
-    return blocks
+    return tuple(blocks)
 
 
 def _number(text: str | None) -> int | None:
@@ -294,21 +305,42 @@ def _caches(root: Path, cpus: tuple[int, ...]) -> tuple[Cache, ...]:
     for cpu in cpus:
         base = f"{_CPU_DIR}/cpu{cpu}/cache"
         try:
-            indices = sorted(entry.name for entry in under(root, base).iterdir() if entry.name.startswith("index"))
+            indices = sorted(name for name in os.listdir(f"{root}{base}") if name.startswith("index"))
         except OSError:
             continue
         for index in indices:
             if cpu in covered.setdefault(index, set()):
                 continue  # the instance was read through another of its CPUs: 256 CPUs stay below 2,000 file reads
-            level = read_int(root, f"{base}/{index}/level").value
-            kind = read_text(root, f"{base}/{index}/type").value
-            shared = read_cpu_list(root, f"{base}/{index}/shared_cpu_list").value
-            if level is None or kind is None or not shared or cpu not in shared:
+            level = _number(_quick(f"{root}{base}/{index}/level"))
+            kind = _quick(f"{root}{base}/{index}/type")
+            shared = _quick_list(f"{root}{base}/{index}/shared_cpu_list")
+            if level is None or kind is None or cpu not in shared:
                 continue
             covered[index].update(shared)
             size = read_size(root, f"{base}/{index}/size").value
             found.setdefault((level, kind, shared), Cache(level, kind, size, shared))
     return tuple(found[key] for key in sorted(found))
+
+
+def _quick(path: str) -> str | None:
+    """Read a sysfs attribute without pathlib: a box of 224 CPUs has some 700 of them, and they are read often."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(handle, 1 << 16).decode("utf-8", "replace").strip("\n \0")
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def _quick_list(path: str) -> tuple[int, ...]:
+    try:
+        return parse_cpu_list(_quick(path) or "")
+    except ValueError:
+        return ()
 
 
 def describe(topology: Topology) -> str:

@@ -18,41 +18,41 @@ KINDS: tuple[Kind, ...] = ("bits", "float64")
 
 BLOCK_BYTES = 1 << 20
 _WORDS = BLOCK_BYTES // 8
-_MASK64 = (1 << 64) - 1
-_MANTISSA = (1 << 52) - 1
+MASK64 = (1 << 64) - 1
+MANTISSA = (1 << 52) - 1
 _ONE = 0x3FF << 52  # exponent of [1, 2): sums stay normal numbers, never denormals (trap T49)
 
 Words = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
 
-def _splitmix(x: int) -> int:
+def splitmix(x: int) -> int:
     """One step of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    x = (x + 0x9E3779B97F4A7C15) & MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
     return x ^ (x >> 31)
 
 
 @lru_cache(maxsize=8)
-def _base(seed: int, kind: Kind) -> Words:
+def base_words(seed: int, kind: Kind) -> Words:
     words = np.random.SFC64(seed).random_raw(_WORDS)
     if kind == "float64":
-        words = (words & np.uint64(_MANTISSA)) | np.uint64(_ONE)
+        words = (words & np.uint64(MANTISSA)) | np.uint64(_ONE)
     words.flags.writeable = False
     return words
 
 
 @lru_cache(maxsize=1)
-def _weights() -> Words:
+def word_weights() -> Words:
     words = np.random.SFC64(0x6B76).random_raw(_WORDS) | np.uint64(1)
     words.flags.writeable = False
     return words
 
 
 def _key(seed: int, kind: Kind, block: int) -> np.uint64:
-    key = _splitmix(_splitmix(seed) ^ block)
-    return np.uint64(key & _MANTISSA if kind == "float64" else key)
+    key = splitmix(splitmix(seed) ^ block)
+    return np.uint64(key & MANTISSA if kind == "float64" else key)
 
 
 def _as_bytes(array: npt.NDArray[Any]) -> Bytes:
@@ -73,7 +73,7 @@ def fill(array: npt.NDArray[Any], seed: int = 1, kind: Kind = "bits", offset: in
     if offset % 8 or offset < 0:
         raise ValueError(f"payload offset {offset}, expected a multiple of 8 bytes, at least 0")
     target = _as_bytes(array)
-    base, whole = _base(seed, kind), target.size // 8 * 8
+    base, whole = base_words(seed, kind), target.size // 8 * 8
     words = target[:whole].view(np.uint64)
     done = 0
     while done < words.size:
@@ -102,8 +102,8 @@ def checksum(array: npt.NDArray[Any]) -> int:
     blocks, dropped tails and other lengths change it. Raises ValueError for an array that is not C-contiguous.
     """
     data = _as_bytes(array)
-    weights, scratch = _weights(), np.empty(min(_WORDS, data.size // 8 + 1), np.uint64)
-    total = _splitmix(data.size)
+    weights, scratch = word_weights(), np.empty(min(_WORDS, data.size // 8 + 1), np.uint64)
+    total = splitmix(data.size)
     for number, start in enumerate(range(0, data.size, BLOCK_BYTES)):
         piece = data[start : start + BLOCK_BYTES]
         if piece.size % 8:
@@ -113,7 +113,7 @@ def checksum(array: npt.NDArray[Any]) -> int:
         np.right_shift(words, np.uint64(31), out=mixed)
         np.bitwise_xor(mixed, words, out=mixed)
         np.multiply(mixed, weights[: words.size], out=mixed)
-        total = (total + _splitmix(int(mixed.sum(dtype=np.uint64)) ^ _splitmix(number))) & _MASK64
+        total = (total + splitmix(int(mixed.sum(dtype=np.uint64)) ^ splitmix(number))) & MASK64
     return total
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvbench.contract.result import Result, RunInfo
 from kvbench.report.chart import curves
 from kvbench.report.table import axes_text, results_table
-from kvbench.units import format_duration
+from kvbench.units import counted, format_duration
 
 
 def run_summary(
@@ -54,7 +54,7 @@ def footer(rows: Sequence[Result], canaries: Sequence[Result]) -> str:
     counts = Counter(row.status for row in rows)
     line = ", ".join(f"{counts[status]} {status}" for status in sorted(counts)) or "no rows"
     seconds = sum(float(row.detail.get("case_wall_s") or 0.0) for row in [*rows, *canaries])
-    lines = [f"{len(rows)} rows: {line}; {format_duration(seconds)} in cases"]
+    lines = [f"{counted(len(rows), 'row')}: {line}; {format_duration(seconds)} in cases"]
     flags = Counter(flag for row in rows for flag in row.flags)
     lines += [f"  {count} x {flag}: {MEANING.get(flag, 'see the row')}" for flag, count in sorted(flags.items())]
     disturbed = [f"{row.bench} {axes_text(row)}" for row in canaries if row.status != "ok"]
@@ -91,6 +91,10 @@ MEANING = {
     "throttled": "the cgroup quota throttled the window",
     "foreign_load": "other processes were busy on the measured CPUs",
     "clock_moved": "the core clock moved in the window",
+    "power_capped": "the power limit held the GPU's clock down in the window",
+    "pcie_downshift": "the PCIe link ran below its maximum in the window",
+    "pcie_replay": "the PCIe link resent packets in the window",
+    "gpu_lost": "the GPU stopped answering",
     "compiled": "a kernel was compiled in the window",
     "cache_not_dropped": "part of the file stayed in the page cache",
     "cache_unknown": "whether the page cache was dropped could not be read back",

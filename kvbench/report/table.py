@@ -29,7 +29,7 @@ SAMPLE_WORDS = frozenset(
     [
         "tainted", "short_samples", "first_sample_dropped", "drifting", "autocorrelated", "bimodal", "unusable_windows",
         "steal", "cpu_pressure", "memory_pressure", "preempted", "migrated", "swapped", "throttled", "foreign_load",
-        "clock_moved",
+        "clock_moved", "power_capped", "pcie_downshift", "pcie_replay",
     ]
 )  # fmt: skip
 

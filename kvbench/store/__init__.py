@@ -14,19 +14,22 @@ if TYPE_CHECKING:
     from kvbench.store.engine import Store, open_store
     from kvbench.store.formats import FORMATS, Exported, export
     from kvbench.store.query import LoadedRun, StoredRun
+    from kvbench.store.series import Figure, Pair, Point
     from kvbench.store.sink import Sink
     from kvbench.store.transfer import ImportCounts, export_bundle, import_bundle
     from kvbench.store.write import check_label
 
 __all__ = [
-    "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Exported", "ImportCounts", "LoadedRun", "Sink", "Store",
-    "StoredRun", "check_label", "export", "export_bundle", "import_bundle", "open_store", "read_bundle",
+    "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Exported", "Figure", "ImportCounts", "LoadedRun", "Pair",
+    "Point", "Sink", "Store", "StoredRun", "check_label", "export", "export_bundle", "import_bundle", "open_store",
+    "read_bundle",
 ]  # fmt: skip
 
 _HOMES = {
     "Bundle": "bundle", "BundleRun": "bundle", "BundleWriter": "bundle", "read_bundle": "bundle", "Store": "engine",
     "open_store": "engine", "FORMATS": "formats", "Exported": "formats",
     "export": "formats", "LoadedRun": "query", "StoredRun": "query",
+    "Figure": "series", "Pair": "series", "Point": "series",
     "Sink": "sink", "ImportCounts": "transfer", "export_bundle": "transfer", "import_bundle": "transfer",
     "check_label": "write",
 }  # fmt: skip

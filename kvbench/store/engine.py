@@ -15,7 +15,8 @@ from kvbench.errors import KvbenchError, StoreError, UsageError
 from kvbench.store.database import BUSY_TIMEOUT_S, Database, explain, postgres_engine, sqlite_engine
 from kvbench.store.liveness import Here
 from kvbench.store.query import Queries
-from kvbench.store.schema import SCHEMA_VERSION, VERSION_TABLE, metadata
+from kvbench.store.schema import SCHEMA_VERSION, VERSION_TABLE, metadata, runs
+from kvbench.store.series import Series
 from kvbench.store.target import Target, check_file, check_free_space, file_system_of, is_network, parse_target
 from kvbench.store.write import Writes
 
@@ -23,7 +24,7 @@ QUICK_CHECK_BYTES = 16 << 20  # above it a whole-file check would cost more than
 _CREATE_LOCK = 0x6B76_6265  # pg_advisory_xact_lock key: two first commands at once
 
 
-class Store(Writes, Queries):
+class Store(Writes, Queries, Series):
     """One open result database. ``notices`` are lines the user should see once; ``where`` is safe to print."""
 
     def __init__(self, database: Database, *, readonly: bool, here: Here) -> None:
@@ -61,14 +62,18 @@ class Store(Writes, Queries):
             except StoreError as error:
                 raise UsageError(error.what, where=self.where, mend="mend it or give another --db") from None
             return
-        with self._db.read() as connection:
+        with self._db.write() as connection:
             if connection.scalar(text("SELECT current_setting('transaction_read_only')")) == "on":
                 raise UsageError("the database refuses writes", where=self.where, mend="connect to the primary server")
             for table in metadata.sorted_tables:
-                if not connection.scalar(text("SELECT has_table_privilege(:t, 'INSERT,UPDATE')"), {"t": table.name}):
-                    raise UsageError(
-                        f"this user may not write the table {table.name}", where=self.where, mend="GRANT INSERT, UPDATE"
-                    )
+                wanted = ("SELECT", "INSERT", "UPDATE") if table is runs else ("SELECT", "INSERT")
+                for right in wanted:  # one at a time: a comma list asks for any of them
+                    held = text("SELECT has_table_privilege(:t, :r)")
+                    if not connection.scalar(held, {"t": table.name, "r": right}):
+                        raise UsageError(
+                            f"this user may not {right} on the table {table.name}", where=self.where,
+                            mend=f"GRANT {', '.join(wanted)} ON {table.name} TO the user",
+                        )  # fmt: skip
 
     def close(self) -> None:
         self._db.close()
@@ -138,6 +143,7 @@ def _prepare(database: Database, *, create: bool, network: bool, readonly: bool,
     target = database.target
     try:
         with database.read() as connection:
+            _check_encoding(connection, target)
             tables = set(inspect(connection).get_table_names())
         if not tables and create:
             _create(database, network)
@@ -155,6 +161,17 @@ def _prepare(database: Database, *, create: bool, network: bool, readonly: bool,
         raise _unusable(explain(error, target)) from None
     except StoreError as error:
         raise _unusable(error) from None
+
+
+def _check_encoding(connection: Connection, target: Target) -> None:
+    if target.kind == "sqlite":
+        return
+    found = connection.scalar(text("SHOW server_encoding"))
+    if found != "UTF8":
+        raise UsageError(
+            "the database does not take every character", where=target.display, got=found, expected="encoding UTF8",
+            mend="CREATE DATABASE ... TEMPLATE template0 ENCODING 'UTF8'",
+        )  # fmt: skip
 
 
 def _unusable(error: KvbenchError) -> UsageError:

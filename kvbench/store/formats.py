@@ -44,7 +44,7 @@ def export(store: Store, selector: str, path: str | Path, form: str | None = Non
     """Write the runs ``selector`` names to ``path`` as one of ``FORMATS`` (None: by the suffix of ``path``).
 
     The file appears whole or not at all. Raises UsageError for the selector, the format, or a file that is there
-    already (unless ``force``), MissingExtra for parquet without pyarrow, StoreError when the disk does not take it.
+    already (unless ``force`` and it is a regular file), MissingExtra for parquet without pyarrow, StoreError when the disk does not take it.
     """
     form = form if form is not None else _SUFFIXES.get(Path(path).suffix.lower(), "")
     if form == "bundle":
@@ -146,17 +146,40 @@ def _to_parquet(loaded: Sequence[LoadedRun], path: Path) -> None:
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise MissingExtra("pyarrow", "parquet", "export --parquet") from None
+        raise MissingExtra("pyarrow", "parquet", "export --format parquet") from None
     columns, rows = table(loaded)
+    fixed = {name for name in columns if not name.startswith(("axis.", "resolved.", "detail."))}
     arrays = {}
     for name in columns:
         values = [row.get(name) for row in rows]
-        kinds = {type(value) for value in values if value is not None}
-        if kinds == {int, float}:
+        # our own columns have one type whatever is in them: files of many exports are read as one table
+        kind = _arrow_type(name) if name in fixed else _common_type(values)
+        if kind == "float64":
             values = [None if value is None else float(value) for value in values]
-        elif len(kinds) > 1:  # an axis that is a word in one case (all) and a number in another
-            values = [None if value is None else value if isinstance(value, str) else _cell(value) for value in values]
-        if kinds & {str}:
-            values = [None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values]
-        arrays[name] = arrow.array(values)
+        elif kind == "string":
+            values = [None if value is None else _word(value) for value in values]
+        arrays[_word(name)] = arrow.array(values, type=arrow.type_for_alias(kind))
     parquet.write_table(arrow.table(arrays), path, compression="zstd")
+
+
+def _arrow_type(column: str) -> str:
+    if column in ("value", "low", "high", "fraction", "seconds", "ceiling.value"):
+        return "float64"
+    return "int64" if column in ("bench_version", "n", "kept") or column.startswith("bytes.") else "string"
+
+
+def _common_type(values: Sequence[Any]) -> str:
+    """Return the type that holds all of ``values`` exactly: text where an axis is a word here and a number there."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) == 1:
+        return {bool: "bool", int: "int64", float: "float64"}.get(kinds.pop(), "string")
+    if kinds == {int, float} and all(
+        value is None or int(float(value)) == value for value in values if type(value) is int
+    ):
+        return "float64"
+    return "string"
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else _cell(value)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

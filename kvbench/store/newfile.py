@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +16,12 @@ from kvbench.errors import StoreError, UsageError
 def new_file(path: str | Path, *, force: bool = False) -> Iterator[Path]:
     """Yield a temporary file beside ``path`` that becomes ``path`` when the block ends well.
 
-    Raises UsageError when ``path`` is there (unless ``force``) or cannot be made, StoreError when writing fails.
+    Raises UsageError when ``path`` is there (unless ``force`` and it is a regular file) or cannot be made, StoreError
+    when writing fails.
     """
     path = Path(path)
     taken = UsageError("the file is there already", where=str(path), mend="give another name; nothing was changed")
-    if path.is_dir():
-        raise UsageError("this is a directory", where=str(path), expected="the name of a file to write")
-    if os.path.lexists(path) and not force:
+    if _refuse_special(path) and not force:
         raise taken
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
@@ -42,6 +42,24 @@ def new_file(path: str | Path, *, force: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _refuse_special(path: Path) -> bool:
+    """Return whether a regular file is there. Raises UsageError for anything else: a rename would replace a device."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"the file cannot be made ({reason})", where=str(path)) from None
+    if stat.S_ISREG(mode):
+        return True
+    kinds = ((stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symbolic link"), (stat.S_ISFIFO, "named pipe"))
+    kind = next((name for test, name in kinds if test(mode)), "device or socket")
+    raise UsageError(
+        f"this is a {kind}", where=str(path), expected="the name of a file to write", mend="nothing was changed"
+    )
+
+
 def _settle(temporary: Path, path: Path, force: bool) -> None:
     descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -49,6 +67,7 @@ def _settle(temporary: Path, path: Path, force: bool) -> None:
     finally:
         os.close(descriptor)
     if force:
+        _refuse_special(path)  # it may have become one since
         os.replace(temporary, path)
         return
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ MIN_PREFIX = 4
 _PREFIX = re.compile(r"[0-9a-f][0-9a-f-]*")
 _LATEST = re.compile(r"latest(?:~(?P<back>[0-9]{1,9}))?")
 _MAX_LISTED = 5
+_PAGE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Queries:
         """Return the runs ``selector`` names, oldest first: all of one group, or one run.
 
         A selector is a group or run UUID or a prefix of at least 4 characters, a label, a bundle file, ``latest`` or
-        ``latest~N`` (the groups of ``host``, by default this one, that have an ok row, newest first).
+        ``latest~N`` (the groups of ``host``, by default this one, that have a row with a value, newest first; a group
+        that is still being measured counts as soon as it has one).
         Raises UsageError when nothing or more than one thing matches.
         """
         return tuple(loaded.info for loaded in self._select(selector, host, rows=False, with_samples=False))
@@ -168,23 +171,33 @@ class Queries:
         )  # fmt: skip
 
     def _latest(self, connection: Connection, back: int, host: str) -> tuple[int, ...]:
-        has_ok = (
+        # suspect and tainted rows too: passing over the run of a busy machine would show an older one as the newest
+        useful = results.c.status.in_(("ok", "suspect", "tainted")) & results.c.value.is_not(None)
+        has_value = (
             select(results.c.id)
             .join(cases, cases.c.id == results.c.case_id)
-            .where(results.c.run_id == runs.c.id, results.c.status == "ok", cases.c.suite != "canary")
+            .where(results.c.run_id == runs.c.id, useful, cases.c.suite != "canary")
             .exists()
         )
-        groups = (
+        newest = (
             select(runs.c.group_uuid)
-            .where(runs.c.host == host, has_ok)
-            .group_by(runs.c.group_uuid)
-            .order_by(func.max(runs.c.started_at).desc(), func.max(runs.c.id).desc())
+            .where(runs.c.host == host, has_value)
+            .order_by(runs.c.started_at.desc(), runs.c.id.desc())
         )
-        found = connection.execute(groups.offset(back).limit(1)).scalar_one_or_none()
+        # from the newest run down the index and no further than needed: a host may have thousands of runs
+        groups: dict[str, None] = {}
+        read = 0
+        while len(groups) <= back:
+            page = connection.execute(newest.offset(read).limit(_PAGE)).scalars().all()
+            groups |= dict.fromkeys(page)
+            read += len(page)
+            if len(page) < _PAGE:
+                break
+        found = next(itertools.islice(groups, back, None), None)
         if found is None:
-            count = connection.scalar(select(func.count()).select_from(groups.subquery())) or 0
+            count = len(groups)
             raise UsageError(
-                f"{count} groups of this host have an ok row", where=self._db.target.display,
+                f"{counted(count, 'group')} of this host with a value", where=self._db.target.display,
                 got=f"latest~{back}" if back else "latest", expected=f"at most latest~{count - 1}" if count else "",
                 mend="`kvbench runs` lists all" if count else "`kvbench run` makes one",
             )  # fmt: skip

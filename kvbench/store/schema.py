@@ -16,6 +16,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -24,7 +25,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 SCHEMA_VERSION = "0001"  # the newest file in migrations/versions; a test compares them
 VERSION_TABLE = "kvbench_schema"  # our own name: many programs have a table called alembic_version
@@ -42,7 +42,13 @@ metadata = MetaData(
 
 
 def _json() -> Any:
-    return JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+    # JSON, never JSONB: JSONB keeps numbers as numeric, so -0.0 comes back as 0.0 and 1e16 as an integer
+    return JSON(none_as_null=True)
+
+
+def _words() -> Any:
+    # bytewise order as in SQLite whatever the server's locale, and LIKE 'prefix%' can use an index
+    return Text().with_variant(Text(collation="C"), "postgresql")
 
 
 def _big() -> Any:
@@ -50,11 +56,14 @@ def _big() -> Any:
 
 
 def _id() -> Column[int]:
-    return Column("id", _big(), primary_key=True, doc="row number, local to this database: never in output or bundles")
+    # identity, not serial: a user with INSERT on the table needs no rights on its sequence
+    return Column(
+        "id", _big(), Identity(), primary_key=True, doc="row number, local to this database: never in output or bundles"
+    )
 
 
 def _text(name: str, doc: str, null: str = "") -> Column[Any]:
-    return Column(name, Text, nullable=bool(null), doc=f"{doc}; NULL: {null}" if null else doc)
+    return Column(name, _words(), nullable=bool(null), doc=f"{doc}; NULL: {null}" if null else doc)
 
 
 def _number(name: str, doc: str, null: str = "") -> Column[Any]:
@@ -75,12 +84,12 @@ def _ref(name: str, table: str, doc: str, null: str = "") -> Column[Any]:
 
 
 def _digest(doc: str) -> Column[Any]:
-    return Column("digest", Text, nullable=False, unique=True, doc=doc)
+    return Column("digest", _words(), nullable=False, unique=True, doc=doc)
 
 
 def _uuid() -> Column[Any]:
     return Column(
-        "uuid", Text, nullable=False, unique=True, doc="UUID made by the client, so that a retry is the same row"
+        "uuid", _words(), nullable=False, unique=True, doc="UUID made by the client, so that a retry is the same row"
     )
 
 
@@ -189,7 +198,7 @@ samples = Table(
 
 baselines = Table(
     "baselines", metadata, _id(), _uuid(),
-    Column("name", Text, nullable=False, unique=True, doc="the name it is asked by"),
+    Column("name", _words(), nullable=False, unique=True, doc="the name it is asked by"),
     _text("hw_class", "hardware it holds for"),
     _document("run_uuids", "list of the runs it consists of"),
     _text("created_at", _TIME),

@@ -151,7 +151,8 @@ def check_file(target: Target, *, create: bool, write: bool) -> bool:
     """Check that ``target``'s path can be a database and return whether one is there already.
 
     Reads at most 16 bytes. Raises UsageError for a directory, a device, a file of another kind, a missing file
-    (unless ``create``), a missing or unwritable folder, a read-only file. Creates the folder of the default path only.
+    (unless ``create``), a missing or unwritable folder, a read-only file. Creates the folder of the default path only,
+    in a home directory that is there.
     """
     path = target.path
     assert path is not None
@@ -203,6 +204,12 @@ def _check_folder(target: Target) -> None:
     folder = target.path.parent
     where = str(folder)
     if target.is_default:
+        if not os.path.isabs(os.environ.get("XDG_DATA_HOME", "")) and not (owner := home()).is_dir():
+            # made by root it would be a tree in / that nobody looks for results in
+            raise UsageError(
+                "the home directory does not exist", where=str(owner), expected="a HOME that is there",
+                mend="set HOME or XDG_DATA_HOME, or give --db PATH",
+            )  # fmt: skip
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

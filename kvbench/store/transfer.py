@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from kvbench.contract.result import RunStatus
 from kvbench.errors import StoreError, UsageError
@@ -16,7 +16,9 @@ from kvbench.store.newfile import new_file
 from kvbench.store.query import results_of, run_rows, stored_rows
 from kvbench.store.rows import result_from_row, run_from_row, storable
 from kvbench.store.schema import cases, results, runs
-from kvbench.store.write import insert_case, insert_run
+from kvbench.store.write import insert_case, insert_run, locked_run
+
+_IMPORT_LOCK = 0x6B76_6266  # pg_advisory_xact_lock key; engine.py uses the one before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +43,34 @@ def import_bundle(store: Store, path: str | Path) -> ImportCounts:
     path = Path(path)
     for _ in iter_bundle(path):  # the whole file is checked before the database is locked for writing
         pass
-    counts = ImportCounts()
-    ids: dict[str, int] = {}
     try:
-        with store.database.write() as connection:
-            for line in iter_bundle(path):
-                match line:
-                    case RunLine(run):
-                        ids[run.uuid], new = insert_run(connection, run)
-                        counts = replace(
-                            counts, runs_new=counts.runs_new + new, runs_known=counts.runs_known + (not new)
-                        )
-                        _import_end(connection, ids[run.uuid], run.status, run.finished_at)
-                    case CaseLine():
-                        counts = _import_case(connection, ids[line.run], line, counts)
-                    case EndLine():
-                        _import_end(connection, ids[line.run], line.status, line.finished_at)
-                    case BrokenTail():
-                        counts = replace(counts, notices=(*counts.notices, describe_tail(path, line)))
+        return store.database.transact(lambda connection: _import(connection, path))
     except StoreError as error:
         if error.where:  # the database's own failure, not the file's
             raise
         raise UsageError(
             error.what, where=str(path), got=error.got, expected=error.expected, mend="nothing was imported"
         ) from None
+
+
+def _import(connection: Connection, path: Path) -> ImportCounts:
+    if connection.dialect.name == "postgresql":
+        # one import at a time, as in SQLite: two files with the same cases in another order would wait for each other
+        connection.execute(select(func.pg_advisory_xact_lock(_IMPORT_LOCK)))
+    counts = ImportCounts()
+    ids: dict[str, int] = {}
+    for line in iter_bundle(path):
+        match line:
+            case RunLine(run):
+                ids[run.uuid], new = insert_run(connection, run)
+                counts = replace(counts, runs_new=counts.runs_new + new, runs_known=counts.runs_known + (not new))
+                _import_end(connection, run.uuid, run.status, run.finished_at)
+            case CaseLine():
+                counts = _import_case(connection, ids[line.run], line, counts)
+            case EndLine():
+                _import_end(connection, line.run, line.status, line.finished_at)
+            case BrokenTail():
+                counts = replace(counts, notices=(*counts.notices, describe_tail(path, line)))
     return counts
 
 
@@ -89,14 +95,15 @@ def _import_case(connection: Connection, run_id: int, line: CaseLine, counts: Im
     )  # fmt: skip
 
 
-def _import_end(connection: Connection, run_id: int, status: RunStatus, finished_at: str | None) -> None:
+def _import_end(connection: Connection, uuid: str, status: RunStatus, finished_at: str | None) -> None:
     if status == "running":
         return
-    found = connection.execute(select(runs.c.status, runs.c.finished_at).where(runs.c.id == run_id)).one()
+    found = locked_run(connection, uuid)
+    assert found is not None
     # the later end holds: a run may have been resumed after the first bundle was written
-    later = finished_at is not None and (found.finished_at is None or found.finished_at < finished_at)
-    if found.status == "running" or later:
-        connection.execute(update(runs).where(runs.c.id == run_id).values(status=status, finished_at=finished_at))
+    later = finished_at is not None and (found["finished_at"] is None or found["finished_at"] < finished_at)
+    if found["status"] == "running" or later:
+        connection.execute(update(runs).where(runs.c.id == found["id"]).values(status=status, finished_at=finished_at))
 
 
 def export_bundle(store: Store, selector: str, path: str | Path, *, force: bool = False) -> tuple[int, int]:

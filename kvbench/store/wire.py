@@ -15,11 +15,15 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from kvbench.contract.axis import PROFILES
 from kvbench.contract.result import Result, RunInfo, Scalar
+from kvbench.store.consistent import check_consistent
 
 MAX_DEPTH = 32  # facts of a machine nest 3 deep; a bomb nests thousands
 INT64 = 1 << 63
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# narrower than fromisoformat, which takes any character for the T: times are compared and printed as text
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?\+00:00")
 
 
 def check_result(data: object) -> Result:
@@ -42,6 +46,8 @@ def check_run(data: object) -> RunInfo:
     check_time(run.started_at, "run.started_at")
     if run.finished_at is not None:
         check_time(run.finished_at, "run.finished_at")
+    if run.profile not in PROFILES:
+        raise ValueError(f"run.profile is {_short(run.profile)}, expected one of {', '.join(PROFILES)}")
     return run
 
 
@@ -62,7 +68,7 @@ def check_uuid(text: object, path: str) -> str:
 def check_time(text: object, path: str) -> str:
     """Return ``text`` if it is a UTC time in ISO 8601. Raises ValueError."""
     try:
-        parsed = datetime.fromisoformat(text) if isinstance(text, str) else None
+        parsed = datetime.fromisoformat(text) if isinstance(text, str) and _TIME.fullmatch(text) else None
     except ValueError:
         parsed = None
     if parsed is None or parsed.utcoffset() != timedelta(0):
@@ -98,7 +104,10 @@ def _digest(suite: str, bench: str, version: int, axes: dict[str, Scalar]) -> st
 
 
 def check_case(results: Sequence[Result]) -> None:
-    """Check that ``results`` are the rows of one case, one per metric. Raises ValueError."""
+    """Check that ``results`` are the rows of one case, one per metric, and consistent. Raises ValueError.
+
+    The types of their fields must have been checked before, where they come from outside.
+    """
     if not results:
         raise ValueError("a case without rows: nothing measured is never stored as success")
     first = results[0]
@@ -110,6 +119,8 @@ def check_case(results: Sequence[Result]) -> None:
     metrics = [row.metric for row in results]
     if len(set(metrics)) != len(metrics):
         raise ValueError(f"two rows of {first.suite}/{first.bench} have the same metric: {metrics}")
+    for row in results:
+        check_consistent(row)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, select, update
+from sqlalchemy import Connection, RowMapping, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kvbench.contract.result import RUN_STATUSES, Result, RunInfo, RunStatus
@@ -49,10 +49,13 @@ class Writes:
         Raises ValueError for a malformed record, StoreError when the UUID belongs to another run.
         """
         check_run(run.to_wire())
-        with self._db.write() as connection:
+
+        def work(connection: Connection) -> None:
             run_id, new = insert_run(connection, run)
             if not new and run.resumed:
                 _reopen(connection, run_id, run)
+
+        self._db.transact(work)
 
     def reopen_run(self, run: RunInfo) -> None:
         """Let the process in ``run`` go on with a run that is here: status ``running``, flagged ``resumed``.
@@ -61,8 +64,7 @@ class Writes:
         """
         check_run(run.to_wire())
         with self._db.write() as connection:
-            found = connection.execute(select(runs.c.id, runs.c.status).where(runs.c.uuid == run.uuid)).first()
-            if found is None:
+            if locked_run(connection, run.uuid) is None:
                 raise StoreError("the run to resume is not in this database", where=self._where, got=run.uuid)
             run_id, _ = insert_run(connection, run)
             _reopen(connection, run_id, run)
@@ -93,13 +95,18 @@ class Writes:
         check_case(results)
         for row in results:
             check_row(row)
-        with self._db.write() as connection:
-            found = connection.execute(select(runs.c.id, runs.c.status).where(runs.c.uuid == run_uuid)).first()
+        at = now()
+
+        def work(connection: Connection) -> None:
+            found = locked_run(connection, run_uuid)
             if found is None:
                 raise StoreError("rows for a run that is not in this database", where=self._where, got=run_uuid)
-            if found.status not in ("running", "interrupted"):
-                raise StoreError(f"rows for a run that has ended {found.status}", where=self._where, got=run_uuid)
-            insert_case(connection, found.id, results, position, now())
+            status = found["status"]
+            if status not in ("running", "interrupted"):
+                raise StoreError(f"rows for a run that has ended {status}", where=self._where, got=run_uuid)
+            insert_case(connection, found["id"], results, position, at)
+
+        self._db.transact(work)
 
     def finish_run(self, run_uuid: str, status: RunStatus, finished_at: str) -> None:
         """Write how the run ended. Raises StoreError for an unknown run or one that ended otherwise before."""
@@ -107,14 +114,16 @@ class Writes:
             raise ValueError(f"a run cannot end {status!r}")
         check_time(finished_at, "finished_at")
         with self._db.write() as connection:
-            found = connection.execute(select(runs.c.id, runs.c.status).where(runs.c.uuid == run_uuid)).first()
+            found = locked_run(connection, run_uuid)
             if found is None:
                 raise StoreError("the end of a run that is not in this database", where=self._where, got=run_uuid)
-            if found.status == status:
+            before = found["status"]
+            if before == status:
                 return
-            if found.status not in ("running", "interrupted"):
-                raise StoreError(f"the run has ended {found.status} before", where=self._where, got=status)
-            connection.execute(update(runs).where(runs.c.id == found.id).values(status=status, finished_at=finished_at))
+            if before not in ("running", "interrupted"):
+                raise StoreError(f"the run has ended {before} before", where=self._where, got=status)
+            ended = update(runs).where(runs.c.id == found["id"])
+            connection.execute(ended.values(status=status, finished_at=finished_at))
 
     def set_label(self, uuid: str, label: str | None) -> int:
         """Label the run, or every run of the group, ``uuid``; return how many. Raises UsageError if there is none."""
@@ -130,6 +139,15 @@ class Writes:
     @property
     def _where(self) -> str:
         return self._db.target.display
+
+
+def locked_run(connection: Connection, uuid: str) -> RowMapping | None:
+    """Return id, status and finished_at of a run, kept from other writers until the end of the transaction.
+
+    SQLite has one writer at a time and no such clause; PostgreSQL would let two writers decide on the same old status.
+    """
+    statement = select(runs.c.id, runs.c.status, runs.c.finished_at).where(runs.c.uuid == uuid).with_for_update()
+    return connection.execute(statement).mappings().first()
 
 
 def _reopen(connection: Connection, run_id: int, run: RunInfo) -> None:

@@ -36,6 +36,7 @@ CALIBRATIONS = 12
 RESTARTS = 2  # a cold call that was long hid a short one; a second time the first samples were stalls
 CALIBRATE_AGAIN_S = 0.010  # a call shorter than this is repeated and the fastest counts: a stall is this long
 CALIBRATE_MARGIN = 1.5  # blocks aim this far above the wanted length, so that jitter does not fall below it
+MOST_REPS = 1 << 32  # a tenth of a nanosecond a pass would fill a block long before
 CALIBRATE_CALL_S = 0.25  # a call is not made longer than this in search of a long enough window
 PAIR_BLOCK_S = 0.015  # blocks of a pair are matched in length up to here: 30 of them on each side fit a quick budget
 CLOCK_SLACK = 1.02  # two clocks (device, host) on one interval: beyond this it is not the same interval
@@ -168,6 +169,11 @@ class _Side:
             room = int(self.reps * CALIBRATE_CALL_S / max(self.call_seconds, quantum().seconds))
             if best >= self.target or room <= self.reps:
                 return
+            if self.reps > MOST_REPS:
+                raise KvbenchError(
+                    "the work takes no time however often it is repeated", got=f"{best:.3g} s for {self.reps} passes",
+                    expected="a run(reps) that does reps passes and returns their seconds, or None",
+                )  # fmt: skip
             per_pass = max(best, quantum().seconds) / self.reps
             self.reps = min(room, max(self.reps + 1, math.ceil(CALIBRATE_MARGIN * self.target / per_pass)))
 

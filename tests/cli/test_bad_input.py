@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.store import open_store
 from tests.cli.conftest import Kvbench
 
 
@@ -31,6 +32,10 @@ from tests.cli.conftest import Kvbench
         (("run", "toy/fine", "--runs", "0"), 2, "--runs"),
         (("run", "toy/fine", "--runs", "x"), 2, "--runs"),
         (("run", "toy/fine", "--label", ""), 2, "--label"),
+        (("run", "toy/fine", "--label", " "), 2, "blank"),
+        (("run", "toy/fine", "--scratch", "/nonexistent"), 2, "not a directory"),
+        (("run", "toy/fine", "--scratch", ""), 2, "--scratch"),
+        (("runs", "--limit", "99999999999999999999"), 2, "--limit"),
         (("run", "toy/fine", "--nope"), 2, "--nope"),
         (("run", "toy/fine", "--db", "/"), 2, "directory"),
         (("run", "toy/fine", "--db", "/proc/none/x.db"), 2, "/proc"),
@@ -79,6 +84,43 @@ def test_a_closed_pipe_is_no_error_and_a_full_disk_is_one_line(environment: dict
         assert ran.returncode == code, ran.stderr
         assert "Traceback" not in ran.stderr
         assert text in ran.stderr
+
+
+def shell(command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], env=environment, text=True, capture_output=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_take_no_measurement_down(closed: str, environment: dict[str, str], tmp_path: Path) -> None:
+    command = f"{sys.executable} -m kvbench.cli.main run toy/fine -a n=1 --profile smoke --json {closed}"
+    ran = subprocess.run(
+        ["bash", "-c", command], env=environment, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    with open_store(environment["KVBENCH_DB"]) as store:
+        assert [run.info.status for run in store.runs()] == ["ok"]
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "run --help"])
+def test_a_full_disk_under_help_is_one_line(words: str, environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m kvbench.cli.main {words} > /dev/full"
+    ran = subprocess.run(
+        ["bash", "-c", command], env=environment, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert ran.returncode == 3
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_a_label_that_is_not_text_is_refused(environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m kvbench.cli.main run toy/fine --label $'\\xff'"
+    ran = subprocess.run(
+        ["bash", "-c", command], env=environment, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert ran.returncode == 2
+    assert "--label" in ran.stderr
 
 
 def test_a_plain_locale_and_no_home_still_work(kvbench: Kvbench) -> None:

@@ -55,12 +55,14 @@ def test_every_way_to_fail_is_one_row_with_a_reason_and_the_run_goes_on(kvbench:
     rows = {row["axes"]["how"]: row for row in document(ran.stdout)["results"]}
     assert {how: row["status"] for how, row in rows.items() if row["status"] in ("failed", "skipped")} == {
         "exit": "failed", "segv": "failed", "raise": "failed", "verify": "failed", "nothing": "failed",
-        "hang": "failed", "children": "failed", "skip": "skipped", "unavailable": "skipped", "memory": "skipped",
+        "hang": "failed", "children": "failed", "instant": "failed", "zero": "failed", "twice": "failed",
+        "skip": "skipped", "unavailable": "skipped", "memory": "skipped",
     }  # fmt: skip
     for how, text in {
         "exit": "exit code 7", "segv": "SIGSEGV", "raise": "deliberate", "verify": "byte 3 differs",
         "nothing": "without measuring", "hang": "limit of 5 s", "skip": "no such tier", "unavailable": "buy memory",
-        "memory": "out of memory",
+        "children": "exit code 1", "memory": "out of memory",
+        "instant": "takes no time", "zero": "takes no time", "twice": "measured twice",
     }.items():  # fmt: skip
         assert text in rows[how]["reason"]
         assert rows[how]["value"] is None

@@ -24,6 +24,19 @@ def tree(tmp_path: Path) -> Tree:
     return build
 
 
+@pytest.fixture(scope="session")
+def kept_tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """Return the root of a tree by name, written once: for tests that only read (the large ones are 2,000 files)."""
+    made: dict[str, Path] = {}
+
+    def build(name: str) -> Path:
+        if name not in made:
+            made[name] = trees.build(tmp_path_factory.mktemp(name) / name, name)
+        return made[name]
+
+    return build
+
+
 @pytest.fixture(params=trees.NAMES)
-def every_tree(request: pytest.FixtureRequest, tree: Tree) -> Path:
-    return tree(request.param)
+def every_tree(request: pytest.FixtureRequest, kept_tree: Tree) -> Path:
+    return kept_tree(request.param)

@@ -18,7 +18,7 @@ H100 = Gpu("NVIDIA H100 80GB HBM3", 85520809984, 5, 16, 18, None, True, False, 7
 
 @pytest.mark.parametrize(
     ("name", "slug"),
-    [("vm", "amd-25-17-1-s1-n1-c2"), ("epyc", "amd-25-17-1-s2-n2-c8"), ("grace", "arm-8-d4f-r0p0-s1-n1-c4"),
+    [("vm", "amd-25-17-1-s1-n1-c2"), ("epyc", "amd-25-17-1-s2-n2-c8"), ("gh200", "arm-8-d4f-r0p0-s1-n1-c72"),
      ("container", "intel-6-143-8-s1-nu-c2"), ("wsl", "intel-6-151-2-s1-nu-c1"), ("empty", "u-u-u-u-su-nu-cu")],
 )  # fmt: skip
 def test_hardware_class_is_readable(tree: Tree, name: str, slug: str) -> None:
@@ -137,13 +137,13 @@ def test_boards_are_counted_and_their_settings_are_environment(tree: Tree) -> No
 
 
 def test_virtualisation_and_container_signs(tree: Tree) -> None:
-    env = {name: fingerprint(tree(name)).env for name in ("vm", "epyc", "wsl", "grace", "container")}
+    env = {name: fingerprint(tree(name)).env for name in ("vm", "epyc", "wsl", "gh200", "container")}
     assert [env[n]["virtualisation"] for n in env] == ["vm:kvm", "none", "wsl", None, "vm"]
     assert [env[n]["container"] for n in env] == [["dockerenv"], [], [], [], ["cgroup:kubepods"]]
     assert env["container"]["cpu_quota"] == 1.5
     assert env["vm"]["cpu_quota"] == "none"
     assert env["wsl"]["cpu_quota"] is None
-    assert env["grace"]["memory_only_nodes"] == [1, 2]
+    assert env["gh200"]["memory_only_nodes"] == list(range(1, 9))
     assert env["vm"]["boot_options"] == ["mitigations=auto", "psi=1"]
 
 

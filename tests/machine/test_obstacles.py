@@ -29,7 +29,7 @@ def names(root: Path, gpus: Gpus = NO_DRIVER) -> tuple[set[str], set[str]]:
     ("name", "expected", "unchecked"),
     [("vm", {"gpu_driver", "memlock", "huge_pages"}, {"governor"}),
      ("epyc", {"gpu_driver", "thp", "numa_balancing", "governor", "clocksource", "swap"}, set()),
-     ("grace", {"gpu_driver", "huge_pages"}, {"memlock", "governor", "cpu_quota", "swap"}),
+     ("gh200", {"gpu_driver", "huge_pages"}, {"memlock", "governor", "cpu_quota", "swap"}),
      ("container", {"gpu_driver", "cpu_quota"}, {"memlock", "thp", "huge_pages", "governor", "clocksource", "swap"}),
      ("wsl", {"gpu_driver", "clocksource", "huge_pages", "swap", "wsl"}, {"memlock", "thp", "governor", "cpu_quota"}),
      ("empty", {"gpu_driver"},
@@ -74,7 +74,7 @@ def test_a_board_without_its_driver_is_told_from_no_board(tree: Tree) -> None:
     assert isinstance(without, Obstacle)
     assert "0000:01:00.0" in with_board.found
     assert "no NVIDIA device on the bus" in without.found
-    assert obstacles.gpu_driver(tree("grace"), Gpus(True, (Gpu("x"),))) is None
+    assert obstacles.gpu_driver(tree("gh200"), Gpus(True, (Gpu("x"),))) is None
     assert isinstance(obstacles.gpu_driver(tree("wsl"), Gpus(None, reason="nvmlInit: mismatch")), Unchecked)
 
 

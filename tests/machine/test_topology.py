@@ -59,8 +59,8 @@ def test_more_threads_than_the_mask_holds(tree: Tree) -> None:
 
 
 def test_coherent_gpu_memory_is_a_node_without_cpus(tree: Tree) -> None:
-    found = read_topology(tree("grace"))
-    assert [node.cpuless for node in found.nodes] == [False, True, True]
+    found = read_topology(tree("gh200"))
+    assert [node.cpuless for node in found.nodes] == [False, *[True] * 8]
     assert found.page_bytes.value == 65536
     assert found.llc().bytes == 114 * MIB
 

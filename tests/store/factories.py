@@ -74,8 +74,9 @@ def here(*, host: str = "here", alive: bool = True) -> Here:
     return Here(host, lambda boot, pid, start: alive and boot == "boot-1")
 
 
-# SQLite keeps a REAL that is a whole number as an integer, which has no negative zero
-finite = st.floats(allow_nan=False, allow_infinity=False).map(lambda number: number + 0.0)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+# columns: SQLite keeps a REAL that is a whole number as an integer, which has no negative zero
+column = finite.map(lambda number: number + 0.0)
 int64 = st.integers(-(2**63), 2**63 - 1)
 text = st.sampled_from(HOSTILE) | st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12
@@ -95,19 +96,19 @@ def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | N
     status = draw(st.sampled_from(get_args(Status)))
     axes = draw(scalars) if axes is None else axes
     suite, bench, version = "ladder", "bench", 3
-    number = st.none() if status in ("skipped", "failed") else st.none() | finite
+    number = st.none() if status in ("skipped", "failed") else st.none() | column
     kept = draw(st.lists(finite, max_size=5))
     return Result(
         suite=suite, bench=bench, bench_version=version, axes=axes, metric=draw(text) if metric is None else metric,
         unit=draw(text), better=draw(st.sampled_from(get_args(Better))), digest=digest_of(suite, bench, version, axes),
-        status=status, value=draw(number), low=draw(st.none() | finite), high=draw(st.none() | finite),
+        status=status, value=draw(number), low=draw(st.none() | column), high=draw(st.none() | column),
         n=draw(st.integers(0, 2**63 - 1)), kept=len(kept), reason=draw(text),
         stop=draw(st.none() | st.sampled_from(get_args(Stop))), basis=draw(st.sampled_from(BASES)),
         kernel=draw(st.none() | text), transport=draw(st.none() | text), resolved=draw(scalars),
         ceilings=tuple(draw(st.lists(st.builds(
             Ceiling, text, st.none() | finite, st.sampled_from(["physical", "measured"]), text), max_size=2))),
-        fraction=draw(st.none() | finite), bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
-        rate_of=draw(st.none() | text), seconds=draw(st.none() | finite), flags=tuple(draw(st.lists(text, max_size=2))),
+        fraction=draw(st.none() | column), bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
+        rate_of=draw(st.none() | text), seconds=draw(st.none() | column), flags=tuple(draw(st.lists(text, max_size=2))),
         detail=draw(scalars), samples=tuple(kept),
     )  # fmt: skip
 

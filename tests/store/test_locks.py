@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -14,8 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from kvbench import locks
 from kvbench.errors import EXIT_NO_DATA, KvbenchError
 from kvbench.locks import Busy, acquire, holder, machine_resources
+from kvbench.machine import nvml_devices
+from tests.machine.fake_nvml import FakeNvml
+
+CUDA = "CUDA_VISIBLE_DEVICES"
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -168,5 +174,26 @@ def test_names(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="not a lock name"), acquire([name], directory=tmp_path):
             pass
     assert list(tmp_path.iterdir()) == []
-    assert machine_resources()
-    assert all(name.startswith("node") for name in machine_resources())
+
+
+def test_a_measurement_takes_every_node() -> None:
+    assert all(re.fullmatch(r"node\d+|gpu-\w+", name) for name in machine_resources())
+    nodes = machine_resources([])
+    assert nodes
+    assert all(name.startswith("node") for name in nodes)
+    # two MIG instances of a board share its link to the host, so they share its lock
+    assert machine_resources(["gpu-1f3a", "gpu-1f3a", "gpu-2b"]) == (*nodes, "gpu-1f3a", "gpu-2b")
+
+
+@pytest.mark.parametrize(("machine", "visible", "boards"), [("dgx", None, 8), ("mig", None, 7), ("dgx", "3,1", 2)])
+def test_the_whole_machine_is_every_visible_board_once(
+    monkeypatch: pytest.MonkeyPatch, machine: str, visible: str | None, boards: int
+) -> None:
+    devices = nvml_devices.read_devices(FakeNvml(machine))
+    monkeypatch.setattr(nvml_devices, "read_devices", lambda: devices)
+    monkeypatch.setattr(locks, "_visible_gpus", locks._visible_gpus.__wrapped__)  # not what another test remembered
+    monkeypatch.delenv(CUDA, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(CUDA, visible)
+    taken = [name for name in machine_resources() if name.startswith("gpu-")]
+    assert len(taken) == len(set(taken)) == boards

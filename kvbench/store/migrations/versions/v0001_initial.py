@@ -4,48 +4,48 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import postgresql
 
 revision = "0001"
 down_revision = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-DOCUMENT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
+DOCUMENT = sa.JSON(none_as_null=True)
+WORDS = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
     op.create_table(
         "annotations",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("uuid", sa.Text(), nullable=False),
-        sa.Column("created_at", sa.Text(), nullable=False),
-        sa.Column("hw_class", sa.Text(), nullable=True),
-        sa.Column("run_uuid", sa.Text(), nullable=True),
-        sa.Column("case_digest", sa.Text(), nullable=True),
-        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("uuid", WORDS, nullable=False),
+        sa.Column("created_at", WORDS, nullable=False),
+        sa.Column("hw_class", WORDS, nullable=True),
+        sa.Column("run_uuid", WORDS, nullable=True),
+        sa.Column("case_digest", WORDS, nullable=True),
+        sa.Column("text", WORDS, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_annotations")),
         sa.UniqueConstraint("uuid", name=op.f("uq_annotations_uuid")),
     )
     op.create_index(op.f("ix_annotations_run_uuid"), "annotations", ["run_uuid"], unique=False)
     op.create_table(
         "baselines",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("uuid", sa.Text(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("hw_class", sa.Text(), nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("uuid", WORDS, nullable=False),
+        sa.Column("name", WORDS, nullable=False),
+        sa.Column("hw_class", WORDS, nullable=False),
         sa.Column("run_uuids", DOCUMENT, nullable=False),
-        sa.Column("created_at", sa.Text(), nullable=False),
-        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", WORDS, nullable=False),
+        sa.Column("note", WORDS, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_baselines")),
         sa.UniqueConstraint("name", name=op.f("uq_baselines_name")),
         sa.UniqueConstraint("uuid", name=op.f("uq_baselines_uuid")),
     )
     op.create_table(
         "cases",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("digest", sa.Text(), nullable=False),
-        sa.Column("suite", sa.Text(), nullable=False),
-        sa.Column("bench", sa.Text(), nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("digest", WORDS, nullable=False),
+        sa.Column("suite", WORDS, nullable=False),
+        sa.Column("bench", WORDS, nullable=False),
         sa.Column("bench_version", BIG, nullable=False),
         sa.Column("axes", DOCUMENT, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_cases")),
@@ -54,37 +54,37 @@ def upgrade() -> None:
     op.create_index(op.f("ix_cases_suite_bench"), "cases", ["suite", "bench"], unique=False)
     op.create_table(
         "claim_checks",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("uuid", sa.Text(), nullable=False),
-        sa.Column("claim", sa.Text(), nullable=False),
-        sa.Column("checked_at", sa.Text(), nullable=False),
-        sa.Column("group_uuid", sa.Text(), nullable=True),
-        sa.Column("verdict", sa.Text(), nullable=False),
-        sa.Column("basis", sa.Text(), nullable=True),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("uuid", WORDS, nullable=False),
+        sa.Column("claim", WORDS, nullable=False),
+        sa.Column("checked_at", WORDS, nullable=False),
+        sa.Column("group_uuid", WORDS, nullable=True),
+        sa.Column("verdict", WORDS, nullable=False),
+        sa.Column("basis", WORDS, nullable=True),
         sa.Column("value", sa.Float(53), nullable=True),
         sa.Column("low", sa.Float(53), nullable=True),
         sa.Column("high", sa.Float(53), nullable=True),
-        sa.Column("unit", sa.Text(), nullable=True),
+        sa.Column("unit", WORDS, nullable=True),
         sa.Column("detail", DOCUMENT, nullable=False),
-        sa.Column("kvbench_version", sa.Text(), nullable=False),
+        sa.Column("kvbench_version", WORDS, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_claim_checks")),
         sa.UniqueConstraint("uuid", name=op.f("uq_claim_checks_uuid")),
     )
     op.create_index(op.f("ix_claim_checks_claim_checked_at"), "claim_checks", ["claim", "checked_at"], unique=False)
     op.create_table(
         "environments",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("digest", sa.Text(), nullable=False),
-        sa.Column("env_digest", sa.Text(), nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("digest", WORDS, nullable=False),
+        sa.Column("env_digest", WORDS, nullable=False),
         sa.Column("facts", DOCUMENT, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_environments")),
         sa.UniqueConstraint("digest", name=op.f("uq_environments_digest")),
     )
     op.create_table(
         "machines",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("digest", sa.Text(), nullable=False),
-        sa.Column("hw_class", sa.Text(), nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("digest", WORDS, nullable=False),
+        sa.Column("hw_class", WORDS, nullable=False),
         sa.Column("facts", DOCUMENT, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_machines")),
         sa.UniqueConstraint("digest", name=op.f("uq_machines_digest")),
@@ -92,13 +92,13 @@ def upgrade() -> None:
     op.create_index(op.f("ix_machines_hw_class"), "machines", ["hw_class"], unique=False)
     op.create_table(
         "calibrations",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("uuid", sa.Text(), nullable=False),
-        sa.Column("created_at", sa.Text(), nullable=False),
-        sa.Column("hw_class", sa.Text(), nullable=False),
-        sa.Column("env_digest", sa.Text(), nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("uuid", WORDS, nullable=False),
+        sa.Column("created_at", WORDS, nullable=False),
+        sa.Column("hw_class", WORDS, nullable=False),
+        sa.Column("env_digest", WORDS, nullable=False),
         sa.Column("case_id", BIG, nullable=False),
-        sa.Column("metric", sa.Text(), nullable=False),
+        sa.Column("metric", WORDS, nullable=False),
         sa.Column("runs", BIG, nullable=False),
         sa.Column("run_sd", sa.Float(53), nullable=False),
         sa.Column("margin", sa.Float(53), nullable=False),
@@ -109,25 +109,25 @@ def upgrade() -> None:
     op.create_index(op.f("ix_calibrations_case_id_hw_class"), "calibrations", ["case_id", "hw_class"], unique=False)
     op.create_table(
         "runs",
-        sa.Column("id", BIG, nullable=False),
-        sa.Column("uuid", sa.Text(), nullable=False),
-        sa.Column("group_uuid", sa.Text(), nullable=False),
-        sa.Column("label", sa.Text(), nullable=True),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
+        sa.Column("uuid", WORDS, nullable=False),
+        sa.Column("group_uuid", WORDS, nullable=False),
+        sa.Column("label", WORDS, nullable=True),
         sa.Column("machine_id", BIG, nullable=False),
         sa.Column("environment_id", BIG, nullable=False),
-        sa.Column("host", sa.Text(), nullable=False),
-        sa.Column("boot_id", sa.Text(), nullable=False),
+        sa.Column("host", WORDS, nullable=False),
+        sa.Column("boot_id", WORDS, nullable=False),
         sa.Column("pid", BIG, nullable=False),
-        sa.Column("pid_start", sa.Text(), nullable=False),
-        sa.Column("started_at", sa.Text(), nullable=False),
-        sa.Column("finished_at", sa.Text(), nullable=True),
-        sa.Column("last_commit_at", sa.Text(), nullable=True),
-        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("pid_start", WORDS, nullable=False),
+        sa.Column("started_at", WORDS, nullable=False),
+        sa.Column("finished_at", WORDS, nullable=True),
+        sa.Column("last_commit_at", WORDS, nullable=True),
+        sa.Column("status", WORDS, nullable=False),
         sa.Column("resumed", sa.Boolean(), nullable=False),
-        sa.Column("profile", sa.Text(), nullable=False),
-        sa.Column("seed", sa.Text(), nullable=False),
-        sa.Column("git", sa.Text(), nullable=True),
-        sa.Column("kvbench_version", sa.Text(), nullable=False),
+        sa.Column("profile", WORDS, nullable=False),
+        sa.Column("seed", WORDS, nullable=False),
+        sa.Column("git", WORDS, nullable=True),
+        sa.Column("kvbench_version", WORDS, nullable=False),
         sa.Column("plan", DOCUMENT, nullable=False),
         sa.Column("flags", DOCUMENT, nullable=False),
         sa.CheckConstraint(
@@ -144,26 +144,26 @@ def upgrade() -> None:
     op.create_index(op.f("ix_runs_machine_id"), "runs", ["machine_id"], unique=False)
     op.create_table(
         "results",
-        sa.Column("id", BIG, nullable=False),
+        sa.Column("id", BIG, sa.Identity(), nullable=False),
         sa.Column("run_id", BIG, nullable=False),
         sa.Column("case_id", BIG, nullable=False),
-        sa.Column("metric", sa.Text(), nullable=False),
+        sa.Column("metric", WORDS, nullable=False),
         sa.Column("position", BIG, nullable=False),
         sa.Column("ordinal", BIG, nullable=False),
         sa.Column("axes", DOCUMENT, nullable=True),
-        sa.Column("unit", sa.Text(), nullable=False),
-        sa.Column("better", sa.Text(), nullable=False),
-        sa.Column("status", sa.Text(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("unit", WORDS, nullable=False),
+        sa.Column("better", WORDS, nullable=False),
+        sa.Column("status", WORDS, nullable=False),
+        sa.Column("reason", WORDS, nullable=False),
         sa.Column("value", sa.Float(53), nullable=True),
         sa.Column("low", sa.Float(53), nullable=True),
         sa.Column("high", sa.Float(53), nullable=True),
         sa.Column("n", BIG, nullable=False),
         sa.Column("kept", BIG, nullable=False),
-        sa.Column("stop", sa.Text(), nullable=True),
-        sa.Column("basis", sa.Text(), nullable=False),
-        sa.Column("kernel", sa.Text(), nullable=True),
-        sa.Column("transport", sa.Text(), nullable=True),
+        sa.Column("stop", WORDS, nullable=True),
+        sa.Column("basis", WORDS, nullable=False),
+        sa.Column("kernel", WORDS, nullable=True),
+        sa.Column("transport", WORDS, nullable=True),
         sa.Column("resolved", DOCUMENT, nullable=False),
         sa.Column("ceilings", DOCUMENT, nullable=False),
         sa.Column("fraction", sa.Float(53), nullable=True),
@@ -171,11 +171,11 @@ def upgrade() -> None:
         sa.Column("bytes_link", BIG, nullable=True),
         sa.Column("bytes_demand", BIG, nullable=True),
         sa.Column("bytes_near", BIG, nullable=True),
-        sa.Column("rate_of", sa.Text(), nullable=True),
+        sa.Column("rate_of", WORDS, nullable=True),
         sa.Column("seconds", sa.Float(53), nullable=True),
         sa.Column("flags", DOCUMENT, nullable=False),
         sa.Column("detail", DOCUMENT, nullable=False),
-        sa.Column("committed_at", sa.Text(), nullable=False),
+        sa.Column("committed_at", WORDS, nullable=False),
         sa.CheckConstraint("basis IN ('measured', 'modelled', 'emulated', 'simulated')", name=op.f("ck_results_basis")),
         sa.CheckConstraint("better IN ('higher', 'lower')", name=op.f("ck_results_better")),
         sa.CheckConstraint(
@@ -191,8 +191,17 @@ def upgrade() -> None:
     op.create_table(
         "samples",
         sa.Column("result_id", BIG, autoincrement=False, nullable=False),
-        sa.Column("codec", sa.Text(), nullable=False),
+        sa.Column("codec", WORDS, nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["result_id"], ["results.id"], name=op.f("fk_samples_result_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("result_id", name=op.f("pk_samples")),
     )
+
+
+def downgrade() -> None:
+    # the order in which nothing is dropped that another table still points at
+    for name in (
+        "samples", "results", "runs", "calibrations", "machines", "environments", "claim_checks", "cases", "baselines",
+        "annotations",
+    ):  # fmt: skip
+        op.drop_table(name)

@@ -1,0 +1,108 @@
+"""What no row and no run may say of itself: a number that contradicts its own record is no number.
+
+Every way into a store goes through here: the worker, the database, bundles written and bundles read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+
+from kvbench.contract.result import HAS_VALUE, Bytes, Result, RunStatus
+
+COUNTED = tuple(field.name for field in fields(Bytes))
+POSITIVE_UNITS = frozenset({"s", "B/s", "FLOP/s"})
+# A formula may find that nothing has to be waited for; a clock never read 0 s or 0 B/s for work that was done.
+_TIMED = frozenset({"measured", "emulated"})
+
+
+def check_consistent(row: Result) -> None:
+    """Check that the fields of ``row``, whose types are right, agree with each other and with ``kvbench.results/1``.
+
+    Raises ValueError naming the field.
+    """
+    for name in ("suite", "bench", "metric", "unit"):
+        if not getattr(row, name).strip():
+            raise ValueError(f"result.{name} is empty")
+    if row.bench_version < 1:
+        raise ValueError(f"result.bench_version is {row.bench_version}, expected 1 or more")
+    for axis, setting in row.axes.items():
+        if isinstance(setting, bool) or not isinstance(setting, str | int):
+            raise ValueError(f"result.axes.{axis} is {setting!r}, expected a word or a whole number")
+    _check_value(row)
+    _check_counts(row)
+    if row.rate_of is not None and row.rate_of not in COUNTED:
+        raise ValueError(f"result.rate_of is {row.rate_of!r}, expected one of {', '.join(COUNTED)}")
+    for name in COUNTED:
+        count = getattr(row.bytes, name)
+        if count is not None and count < 0:
+            raise ValueError(f"result.bytes.{name} is {count}, expected a count")
+    if row.fraction is not None and row.fraction < 0:
+        raise ValueError(f"result.fraction is {row.fraction}, expected 0 or more")
+    for number, ceiling in enumerate(row.ceilings):
+        if ceiling.value is not None and ceiling.value < 0:
+            raise ValueError(f"result.ceilings[{number}].value is {ceiling.value}, expected 0 or more")
+
+
+def _check_value(row: Result) -> None:
+    value, low, high = row.value, row.low, row.high
+    if value is None:
+        if row.status in HAS_VALUE:
+            raise ValueError(f"result.value is null in a row that is {row.status}")
+        if low is not None or high is not None:
+            raise ValueError("result.low and result.high bound a value that is null")
+        if not row.reason:
+            raise ValueError(f"result.reason is empty in a row that is {row.status}")
+    elif row.unit in POSITIVE_UNITS and (value < 0 or (value == 0 and row.basis in _TIMED)):
+        raise ValueError(f"result.value is {value} {row.unit}, expected more than 0")
+    elif not (-math.inf if low is None else low) <= value <= (math.inf if high is None else high):
+        raise ValueError(f"result.value is {value}, outside its interval {low} to {high}")
+    if row.seconds is not None and row.seconds <= 0:
+        raise ValueError(f"result.seconds is {row.seconds}, expected more than 0")
+
+
+def _check_counts(row: Result) -> None:
+    if row.n < 0 or row.kept < 0:
+        raise ValueError(f"result.n is {row.n} and result.kept {row.kept}, expected counts")
+    if row.kept > row.n:
+        raise ValueError(f"result.kept is {row.kept}, more than the {row.n} samples taken")
+    if row.samples:  # none may be left: they can be pruned
+        if len(row.samples) != row.kept:
+            raise ValueError(f"result.samples holds {len(row.samples)}, result.kept is {row.kept}")
+        if min(row.samples) < 0:
+            raise ValueError(f"result.samples holds {min(row.samples)} s, expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a run of a file stands: the cases planned and there (canaries apart), and the status that follows."""
+
+    planned: int
+    done: int
+    status: RunStatus
+
+    def cases(self) -> str:
+        return f"{self.done} of {self.planned} planned cases"
+
+
+def standing(declared: RunStatus, planned: Collection[str], rows: Iterable[tuple[str, str]]) -> Standing:
+    """Return how a run stands that says it is ``declared``.
+
+    ``planned`` are the digests of its plan, ``rows`` (digest, status) of its rows without canaries. ``running`` and
+    ``interrupted`` are what only its own process could know and stay; any other status follows from the rows: a case
+    of the plan missing: interrupted; no row with a value: failed; a failed or invalid row: partial; else ok.
+    """
+    found = list(rows)
+    there = {digest for digest, _ in found}
+    statuses = {status for _, status in found}
+    wanted = set(planned)
+    status = declared
+    if declared not in ("running", "interrupted"):
+        if wanted - there:
+            status = "interrupted"
+        elif not statuses & HAS_VALUE:
+            status = "failed"
+        else:
+            status = "partial" if statuses & {"failed", "invalid"} else "ok"
+    return Standing(len(wanted), len(wanted & there) if wanted else len(there), status)

@@ -1,0 +1,1 @@
+"""Makes ``scripts.figures`` importable by ``scripts/crosscheck`` and its tests; not part of the wheel."""
