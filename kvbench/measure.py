@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -59,6 +59,7 @@ class Measure:
         self._detail: dict[str, Scalar] = {}
         self._crowded = False
         self._on_cores = True
+        self._device_marker: Callable[[], Sequence[str]] | None = None
 
     # -- what a bench asks for -----------------------------------------------------------------------------------
 
@@ -136,9 +137,13 @@ class Measure:
         """Name the native ids of the threads that measure, when they are not a :meth:`team`'s."""
         self._tids = list(tids)
 
-    def on_device(self) -> None:
-        """Say that a device does the work: what cores can do is no bound then."""
+    def on_device(self, marker: Callable[[], Sequence[str]] | None = None) -> None:
+        """Say that a device does the work: what cores can do is no bound then, and run-queue delay gates nothing.
+
+        ``marker`` names what happened to the device since it was last asked (throttled, pcie_downshift, ...).
+        """
         self._on_cores = False
+        self._device_marker = marker
 
     def crowded(self) -> None:
         """Say that this case has more threads than CPUs on purpose: they delay each other, so delay gates nothing."""
@@ -175,8 +180,8 @@ class Measure:
         ``verify`` runs after the timed region and raises VerifyError; then the case keeps no number (design 6.7).
         """
         taken = sample(
-            run, self._context.budget, tids=self._tids, gate=None if self._crowded else gate,
-            marker=_marker(SELF_INFLICTED if self._crowded else ()), seed=self._context.seed,
+            run, self._context.budget, tids=self._tids, gate=self._gate(gate),
+            marker=self._marker(), seed=self._context.seed,
         )  # fmt: skip
         if verify is not None:
             verify()
@@ -201,8 +206,8 @@ class Measure:
         self._once()
         for attempt in (1, 2):
             pair = sample_pair(
-                run, reference.run, self._context.budget, tids=self._tids, gate=None if self._crowded else gate,
-                marker=_marker(SELF_INFLICTED if self._crowded else ()), seed=self._context.seed,
+                run, reference.run, self._context.budget, tids=self._tids, gate=self._gate(gate),
+                marker=self._marker(), seed=self._context.seed,
             )  # fmt: skip
             for again, check in ((run, verify), (reference.run, reference.verify)):
                 if check is not None:
@@ -260,6 +265,28 @@ class Measure:
         row = self.empty("ok", "").with_(value=value, basis="modelled", kernel=source)
         self._rows.insert(0, row)
         return row
+
+    def _gate(self, asked: GateKind | None) -> GateKind | None:
+        return asked if self._on_cores and not self._crowded else None
+
+    def _marker(self) -> Callable[[], Sequence[str]]:
+        """Return a function naming what happened since it was last asked: steal, throttling, a compilation (T24)."""
+        from kvbench.kernels.compile_count import compile_count
+        from kvbench.machine import state
+
+        ignore, device = SELF_INFLICTED if self._crowded else frozenset(), self._device_marker
+        last = [state.snapshot()]
+        compiled = [compile_count()]
+
+        def marks() -> Sequence[str]:
+            now, count = state.snapshot(), compile_count()
+            words = [word for word in state.delta(last[0], now).marks if word not in ignore]
+            if count != compiled[0]:
+                words.append("compiled")
+            last[0], compiled[0] = now, count
+            return [*words, *(device() if device is not None else ())]
+
+        return marks
 
     def _once(self) -> None:
         if any(row.metric == self._bench.metric for row in self._rows):
@@ -353,22 +380,3 @@ class Measure:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def _marker(ignore: Container[str] = ()) -> Callable[[], Sequence[str]]:
-    """Return a function that names what happened since it was last asked: steal, throttling, a compilation (T24)."""
-    from kvbench.kernels.compile_count import compile_count
-    from kvbench.machine import state
-
-    last = [state.snapshot()]
-    compiled = [compile_count()]
-
-    def marks() -> Sequence[str]:
-        now, count = state.snapshot(), compile_count()
-        words = tuple(word for word in state.delta(last[0], now).marks if word not in ignore)
-        if count != compiled[0]:
-            words = (*words, "compiled")
-        last[0], compiled[0] = now, count
-        return words
-
-    return marks

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kvbench.contract.result import Result, RunInfo
+from kvbench.contract.result import Bytes, Result, RunInfo, Scalar
+from kvbench.errors import printable
 from kvbench.report.chart import curves
-from kvbench.report.table import axes_text, results_table
+from kvbench.report.table import BYTE_AXES, SHOWABLE, axes_text, results_table
 from kvbench.units import counted, format_duration
 
 
@@ -26,7 +27,7 @@ def run_summary(
         if own:
             parts.append(results_table(own))
         if charts:
-            parts.extend(curves(own))
+            parts.extend(curves([_shown(row) for row in own if _drawable(row)]))
         parts.append(footer(own, mine))
     return "\n".join(parts)
 
@@ -35,10 +36,32 @@ def heading(run: RunInfo) -> str:
     """Return the lines that say what, where and when."""
     label = f" label {run.label!r}" if run.label else ""
     resumed = ", resumed" if run.resumed else ""
-    return (
+    # of an imported run every word is somebody else's
+    first = (
         f"run {run.uuid[:8]} (group {run.group[:8]}{label}) {run.started_at[:19]}Z, profile {run.profile}, "
-        f"{run.status}{resumed}\nhardware {run.hw_class}, environment {run.env_digest}, code {short_code(run.git)}"
+        f"{run.status}{resumed}"
     )
+    second = f"hardware {run.hw_class}, environment {run.env_digest}, code {short_code(run.git)}"
+    return f"{printable(first, 600)}\n{printable(second, 1000)}"
+
+
+def _drawable(row: Result) -> bool:
+    """Return whether a chart can place ``row``: rows that contradict themselves may be in an older database."""
+    sizes = [row.resolved.get(name, size) for name, size in row.axes.items() if name in BYTE_AXES]
+    return (
+        row.value is not None and 1 / SHOWABLE < row.value < SHOWABLE
+        and (row.seconds is None or 1 / SHOWABLE < row.seconds < SHOWABLE)
+        and (row.rate_of is None or row.rate_of in Bytes.__slots__)
+        and all(not isinstance(size, int) or size >= 0 for size in sizes)
+    )  # fmt: skip
+
+
+def _shown(row: Result) -> Result:
+    """Return ``row`` with the words that head its chart made printable."""
+    axes: dict[str, Scalar] = {printable(k): printable(v) if isinstance(v, str) else v for k, v in row.axes.items()}
+    resolved = {printable(k): printable(v) if isinstance(v, str) else v for k, v in row.resolved.items()}
+    names = {name: printable(getattr(row, name)) for name in ("suite", "bench", "metric", "unit")}
+    return row.with_(axes=axes, resolved=resolved, **names)
 
 
 def short_code(git: str | None) -> str:
@@ -53,11 +76,15 @@ def footer(rows: Sequence[Result], canaries: Sequence[Result]) -> str:
     """Return one line of counts, and one per thing that makes rows less trustworthy."""
     counts = Counter(row.status for row in rows)
     line = ", ".join(f"{counts[status]} {status}" for status in sorted(counts)) or "no rows"
-    seconds = sum(float(row.detail.get("case_wall_s") or 0.0) for row in [*rows, *canaries])
+    walls = [row.detail.get("case_wall_s") for row in [*rows, *canaries]]
+    # detail holds whatever a file says: no case took thirty years
+    seconds = sum(wall for wall in walls if isinstance(wall, int | float) and 0 < wall < 1e9)
     lines = [f"{counted(len(rows), 'row')}: {line}; {format_duration(seconds)} in cases"]
     flags = Counter(flag for row in rows for flag in row.flags)
-    lines += [f"  {count} x {flag}: {MEANING.get(flag, 'see the row')}" for flag, count in sorted(flags.items())]
-    disturbed = [f"{row.bench} {axes_text(row)}" for row in canaries if row.status != "ok"]
+    lines += [
+        f"  {count} x {printable(flag)}: {MEANING.get(flag, 'see the row')}" for flag, count in sorted(flags.items())
+    ]
+    disturbed = [printable(f"{row.bench} {axes_text(row)}") for row in canaries if row.status != "ok"]
     if disturbed:
         lines.append(f"  canaries not ok: {', '.join(disturbed)}: the machine was not quiet; see --canaries")
     return "\n".join(lines)

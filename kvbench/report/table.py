@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.contract.result import Result
+from kvbench.contract.result import Result, Scalar
 from kvbench.errors import printable
 from kvbench.report.text import unicode_ok
 from kvbench.units import compact_bytes, format_interval
 
 PIPE_WIDTH = 200  # off a terminal rich would cut cells at 80 columns; a log or a pager can scroll
+SHOWABLE = 1e150  # beyond, rounding and squaring overflow; no machine gives such numbers, only a file can
 BYTE_AXES = frozenset({"bytes", "fragment", "block"})
 
 
@@ -40,12 +41,15 @@ def axes_text(row: Result, leave_out: Container[str] = ()) -> str:
     for name, value in row.axes.items():
         if name in leave_out:
             continue
-        text = compact_bytes(value) if name in BYTE_AXES and isinstance(value, int) else str(value)
+        text = _setting(name, value)
         if name in row.resolved and row.resolved[name] != value:
-            number = row.resolved[name]
-            text += f"({compact_bytes(number) if name in BYTE_AXES and isinstance(number, int) else number})"
+            text += f"({_setting(name, row.resolved[name])})"
         parts.append(f"{name}={text}")
     return " ".join(parts)
+
+
+def _setting(axis: str, value: Scalar) -> str:
+    return compact_bytes(value) if axis in BYTE_AXES and isinstance(value, int) and value >= 0 else str(value)
 
 
 def shared_axes(rows: Sequence[Result]) -> frozenset[str]:
@@ -71,7 +75,7 @@ def results_table(rows: Sequence[Result], *, title: str = "") -> str:
     """
     plain, tty = not unicode_ok(sys.stdout), sys.stdout.isatty()
     width = max(60, shutil.get_terminal_size().columns if tty else PIPE_WIDTH)
-    lines = [title] if title else []
+    lines = [_clean(title, plain)] if title else []
     for name, members in groupby(rows, key=lambda row: f"{row.suite}/{row.bench}"):
         group = list(members)
         shared = shared_axes(group)
@@ -89,12 +93,27 @@ def results_table(rows: Sequence[Result], *, title: str = "") -> str:
 
 def _cells(row: Result, shared: Container[str], with_metric: bool, plain: bool) -> tuple[str, str, str, str, str]:
     case = axes_text(row, shared) or "-"
-    value = "-" if row.value is None else format_interval(row.low, row.value, row.high, row.unit)
+    value = value_text(row)
     if with_metric:
         case = f"{case} {row.metric}"
     texts = (case, value, ceiling_text(row), row.basis, status_text(row))
     first, second, third, fourth, fifth = (_clean(text, plain) for text in texts)
     return first, second, third, fourth, fifth
+
+
+def value_text(row: Result) -> str:
+    """Return ``row``'s value with its interval; the bare value where the interval does not hold it.
+
+    Databases written before that was checked may have such rows, and numbers no unit has a prefix for.
+    """
+    low, value, high = row.low, row.value, row.high
+    if value is None:
+        return "-"
+    if max(abs(number) for number in (value, low or 0.0, high or 0.0)) > SHOWABLE:
+        return f"{value!r} {row.unit}"
+    if low is None or high is None or not low <= value <= high:
+        low = high = None
+    return format_interval(low, value, high, row.unit)
 
 
 def _fold(cells: Sequence[str], widths: Sequence[int], width: int) -> list[str]:

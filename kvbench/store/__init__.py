@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.store.bundle import Bundle, BundleRun, BundleWriter, read_bundle
+    from kvbench.store.bundle import Bundle, BundleRun, BundleWriter, check_bundle, read_bundle
     from kvbench.store.engine import Store, open_store
     from kvbench.store.formats import FORMATS, Exported, export
     from kvbench.store.query import LoadedRun, StoredRun
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Exported", "Figure", "ImportCounts", "LoadedRun", "Pair",
-    "Point", "Sink", "Store", "StoredRun", "check_label", "export", "export_bundle", "import_bundle", "open_store",
-    "read_bundle",
+    "Point", "Sink", "Store", "StoredRun", "check_bundle", "check_label", "export", "export_bundle", "import_bundle",
+    "open_store", "read_bundle",
 ]  # fmt: skip
 
 _HOMES = {
-    "Bundle": "bundle", "BundleRun": "bundle", "BundleWriter": "bundle", "read_bundle": "bundle", "Store": "engine",
+    "Bundle": "bundle", "BundleRun": "bundle", "BundleWriter": "bundle", "check_bundle": "bundle",
+    "read_bundle": "bundle", "Store": "engine",
     "open_store": "engine", "FORMATS": "formats", "Exported": "formats",
     "export": "formats", "LoadedRun": "query", "StoredRun": "query",
     "Figure": "series", "Pair": "series", "Point": "series",

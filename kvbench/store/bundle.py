@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from kvbench.contract.result import RUN_STATUSES, Result, RunInfo, RunStatus
 from kvbench.errors import StoreError, UsageError, printable
+from kvbench.store.consistent import Standing, standing
 from kvbench.store.wire import check_case, check_digest, check_result, check_row, check_run, check_time
 
 SCHEMA = "kvbench.bundle/1"
@@ -31,6 +32,8 @@ class BundleWriter:
         self.path, self._sync_lines = Path(path), sync_lines
         self._written: set[tuple[str, str, str]] = set()
         self._ended: dict[str, str | None] = {}
+        if self.path.is_symlink():
+            raise UsageError("this is a symbolic link", where=str(path), mend="give another --bundle")
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
@@ -72,9 +75,9 @@ class BundleWriter:
 
         Raises ValueError for rows that are no case, StoreError for an unknown or ended run and when the write fails.
         """
-        check_case(results)
         for row in results:
             check_row(row)
+        check_case(results)
         self._check_open(run_uuid)
         keys = {(run_uuid, row.digest, row.metric) for row in results}
         new = [row for row in results if (run_uuid, row.digest, row.metric) not in self._written]
@@ -177,7 +180,7 @@ Line = RunLine | CaseLine | EndLine | BrokenTail
 
 @dataclass(frozen=True, slots=True)
 class BundleRun:
-    """A run of a bundle with its rows in file order. ``info.status`` is ``running`` when the file has no end for it."""
+    """A run of a bundle with its rows in file order. ``info.status`` follows from them, see ``consistent.standing``."""
 
     info: RunInfo
     results: tuple[Result, ...]
@@ -194,29 +197,67 @@ class Bundle:
 
 def read_bundle(path: str | Path) -> Bundle:
     """Return all runs of a bundle file. Raises UsageError naming file and line for anything that is not one."""
-    infos: dict[str, RunInfo] = {}
+    path = Path(path)
+    declared: dict[str, Declared] = {}
     rows: dict[str, list[Result]] = {}
     notices: list[str] = []
     for line in iter_bundle(path):
         match line:
             case RunLine(run):
-                infos[run.uuid] = run
+                declared[run.uuid] = Declared(run)
                 rows[run.uuid] = []
             case CaseLine():
                 rows[line.run].extend(line.results)
             case EndLine():
-                infos[line.run] = replace(infos[line.run], status=line.status, finished_at=line.finished_at)
+                declared[line.run] = declared[line.run].ended_by(line)
             case BrokenTail():
-                notices.append(describe_tail(Path(path), line))
-    runs = tuple(BundleRun(info, tuple(rows[uuid])) for uuid, info in infos.items())
-    return Bundle(Path(path), runs, tuple(notices))
+                notices.append(describe_tail(path, line))
+    found = []
+    for uuid, said in declared.items():
+        stands = said.standing((row.digest, row.status) for row in rows[uuid] if not row.is_canary)
+        notices += describe_standing(path, said, stands)
+        found.append(BundleRun(replace(said.info, status=stands.status), tuple(rows[uuid])))
+    return Bundle(path, tuple(found), tuple(notices))
+
+
+def check_bundle(path: str | Path) -> None:
+    """Read a bundle file through, and keep nothing. Raises UsageError naming file and line as :func:`read_bundle`."""
+    for _ in iter_bundle(path):
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A run as its header says, or its end line where the file has one (``ended``)."""
+
+    info: RunInfo
+    ended: bool = False
+
+    def ended_by(self, line: EndLine) -> Declared:
+        return Declared(replace(self.info, status=line.status, finished_at=line.finished_at), True)
+
+    def standing(self, rows: Iterable[tuple[str, str]]) -> Standing:
+        """Return how the run stands with ``rows`` (digest, status), canaries left out."""
+        return standing(self.info.status, {case.digest for case in self.info.plan}, rows)
 
 
 def describe_tail(path: Path, tail: BrokenTail) -> str:
     """Return the line that tells a user about a cut-off file."""
     return printable(
-        f"{path}, line {tail.number}: cut off after {tail.size} B and left out; the lines before are whole"
+        f"{path}, line {tail.number}: cut off after {tail.size} B and left out; the lines before are whole", 400
     )
+
+
+def describe_standing(path: Path, said: Declared, stands: Standing) -> list[str]:
+    """Return the line about a run whose file ends before it, or that stands otherwise than the file says; or none."""
+    name = f"{path}, run {said.info.uuid[:8]}: "
+    if stands.status != said.info.status:
+        cut = "" if said.ended else "the file ends before the run, "
+        return [printable(f"{name}{cut}{stands.cases()}: {stands.status}, not {said.info.status}", 400)]
+    if said.ended or (said.info.status == "interrupted" and said.info.finished_at is None):
+        return []  # nobody wrote when that run ended: there is no line to miss
+    why = "it was still being measured, or the file is cut off" if said.info.status == "running" else "none is missing"
+    return [printable(f"{name}the file ends before the run, {stands.cases()}: {why}", 400)]
 
 
 def iter_bundle(path: str | Path) -> Iterator[Line]:
@@ -253,6 +294,7 @@ class _Reader:
         self.path, self.number = path, 0
         self.runs: dict[str, bool] = {}
         self._rows: set[tuple[str, str, str]] = set()
+        self._better: dict[tuple[str, str, int, str, str], str] = {}
 
     def line(self, raw: bytes) -> Line:
         self.number += 1
@@ -325,6 +367,9 @@ class _Reader:
             if key in self._rows:
                 raise ValueError(f"a second row of {row.suite}/{row.bench} {row.metric} in one run")
             self._rows.add(key)
+            sense = self._better.setdefault((row.suite, row.bench, row.bench_version, row.metric, row.unit), row.better)
+            if sense != row.better:
+                raise ValueError(f"{row.suite}/{row.bench} {row.metric} is better {row.better} here, {sense} before")
         return CaseLine(run, position, check_time(value["at"], "at"), results)
 
 

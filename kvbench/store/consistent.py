@@ -83,7 +83,7 @@ class Standing:
     status: RunStatus
 
     def cases(self) -> str:
-        return f"{self.done} of {self.planned} planned cases"
+        return f"{self.done} of {self.planned} planned cases" if self.planned else f"no plan, {self.done} cases"
 
 
 def standing(declared: RunStatus, planned: Collection[str], rows: Iterable[tuple[str, str]]) -> Standing:

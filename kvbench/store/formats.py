@@ -44,7 +44,8 @@ def export(store: Store, selector: str, path: str | Path, form: str | None = Non
     """Write the runs ``selector`` names to ``path`` as one of ``FORMATS`` (None: by the suffix of ``path``).
 
     The file appears whole or not at all. Raises UsageError for the selector, the format, or a file that is there
-    already (unless ``force`` and it is a regular file), MissingExtra for parquet without pyarrow, StoreError when the disk does not take it.
+    already (unless ``force`` and it is a regular file), MissingExtra for parquet without pyarrow, StoreError when the
+    disk does not take it.
     """
     form = form if form is not None else _SUFFIXES.get(Path(path).suffix.lower(), "")
     if form == "bundle":

@@ -196,8 +196,9 @@ class Queries:
         found = next(itertools.islice(groups, back, None), None)
         if found is None:
             count = len(groups)
+            have = "group of this host has" if count == 1 else "groups of this host have"
             raise UsageError(
-                f"{counted(count, 'group')} of this host with a value", where=self._db.target.display,
+                f"{count} {have} a row with a value", where=self._db.target.display,
                 got=f"latest~{back}" if back else "latest", expected=f"at most latest~{count - 1}" if count else "",
                 mend="`kvbench runs` lists all" if count else "`kvbench run` makes one",
             )  # fmt: skip

@@ -8,9 +8,19 @@ from pathlib import Path
 
 from sqlalchemy import Connection, func, select, update
 
-from kvbench.contract.result import RunStatus
 from kvbench.errors import StoreError, UsageError
-from kvbench.store.bundle import BrokenTail, BundleWriter, CaseLine, EndLine, RunLine, describe_tail, iter_bundle
+from kvbench.store.bundle import (
+    BrokenTail,
+    BundleWriter,
+    CaseLine,
+    Declared,
+    EndLine,
+    RunLine,
+    check_bundle,
+    describe_standing,
+    describe_tail,
+    iter_bundle,
+)
 from kvbench.store.engine import Store
 from kvbench.store.newfile import new_file
 from kvbench.store.query import results_of, run_rows, stored_rows
@@ -37,12 +47,13 @@ class ImportCounts:
 def import_bundle(store: Store, path: str | Path) -> ImportCounts:
     """Bring all runs of a bundle into ``store``: all of the file or nothing. Importing again changes nothing.
 
-    A run that was unfinished when it was imported before gets its new cases and its end. Raises UsageError for a file
-    that is not a bundle, and for one whose run, case or row is here with other content.
+    A run that was unfinished when it was imported before gets its new cases and its end. The status of a run follows
+    from its rows: what the file says of a run whose cases are not all there is not believed. Of a file that was cut off
+    the whole lines come in. Raises UsageError for a file that is not a bundle, and for one whose run, case or row is
+    here with other content.
     """
     path = Path(path)
-    for _ in iter_bundle(path):  # the whole file is checked before the database is locked for writing
-        pass
+    check_bundle(path)  # the whole file, before the database is locked for writing
     try:
         return store.database.transact(lambda connection: _import(connection, path))
     except StoreError as error:
@@ -59,18 +70,26 @@ def _import(connection: Connection, path: Path) -> ImportCounts:
         connection.execute(select(func.pg_advisory_xact_lock(_IMPORT_LOCK)))
     counts = ImportCounts()
     ids: dict[str, int] = {}
+    declared: dict[str, Declared] = {}
+    grown: set[str] = set()
     for line in iter_bundle(path):
         match line:
             case RunLine(run):
-                ids[run.uuid], new = insert_run(connection, run)
+                ids[run.uuid], new = insert_run(connection, replace(run, status="running", finished_at=None))
+                declared[run.uuid] = Declared(run)
                 counts = replace(counts, runs_new=counts.runs_new + new, runs_known=counts.runs_known + (not new))
-                _import_end(connection, run.uuid, run.status, run.finished_at)
             case CaseLine():
+                before = counts.rows_new
                 counts = _import_case(connection, ids[line.run], line, counts)
+                if counts.rows_new > before:
+                    grown.add(line.run)
             case EndLine():
-                _import_end(connection, line.run, line.status, line.finished_at)
+                declared[line.run] = declared[line.run].ended_by(line)
             case BrokenTail():
                 counts = replace(counts, notices=(*counts.notices, describe_tail(path, line)))
+    for uuid, said in declared.items():
+        notices = _import_end(connection, path, said, grew=uuid in grown)
+        counts = replace(counts, notices=(*counts.notices, *notices))
     return counts
 
 
@@ -95,15 +114,24 @@ def _import_case(connection: Connection, run_id: int, line: CaseLine, counts: Im
     )  # fmt: skip
 
 
-def _import_end(connection: Connection, uuid: str, status: RunStatus, finished_at: str | None) -> None:
-    if status == "running":
-        return
-    found = locked_run(connection, uuid)
+def _import_end(connection: Connection, path: Path, said: Declared, *, grew: bool) -> list[str]:
+    """Write how the run stands with all its rows here; return what the user should know."""
+    found = locked_run(connection, said.info.uuid)
     assert found is not None
-    # the later end holds: a run may have been resumed after the first bundle was written
-    later = finished_at is not None and (found["finished_at"] is None or found["finished_at"] < finished_at)
-    if found["status"] == "running" or later:
-        connection.execute(update(runs).where(runs.c.id == found["id"]).values(status=status, finished_at=finished_at))
+    rows = connection.execute(
+        select(cases.c.digest, results.c.status)
+        .join(cases, cases.c.id == results.c.case_id)
+        .where(results.c.run_id == found["id"], cases.c.suite != "canary")
+    )
+    stands = said.standing((row.digest, row.status) for row in rows)
+    here, there = found["finished_at"], said.info.finished_at
+    # the later end holds: a run may have been resumed after the first file was written; the same end may have come
+    # with fewer rows before
+    later = there is not None and (here is None or here < there or (here == there and grew))
+    if said.info.status != "running" and (found["status"] == "running" or later):
+        values = {"status": stands.status, "finished_at": there}
+        connection.execute(update(runs).where(runs.c.id == found["id"]).values(**values))
+    return describe_standing(path, said, stands)
 
 
 def export_bundle(store: Store, selector: str, path: str | Path, *, force: bool = False) -> tuple[int, int]:

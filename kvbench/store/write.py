@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,8 @@ from kvbench.store.schema import SAMPLES_CODEC, cases, environments, machines, r
 from kvbench.store.wire import check_case, check_row, check_run, check_time
 
 MAX_LABEL = 200
+_UUID_START = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NIL = "00000000-0000-0000-0000-000000000000"
 
 
 def now() -> str:
@@ -34,7 +37,17 @@ def check_label(label: str) -> str:
         )  # fmt: skip
     if label == "latest" or label.startswith("latest~"):
         raise UsageError("this label is taken", where="--label", got=label, expected="a name other than latest")
+    _check_no_uuid(label)
     return label
+
+
+def _check_no_uuid(label: str) -> None:
+    """Raise UsageError for a label that may be the start of a UUID: `kvbench show` prints the first 8 digits of one."""
+    if len(label) >= 8 and _UUID_START.fullmatch(label + _NIL[len(label) :]):
+        raise UsageError(
+            "this label reads as the UUID of a run", where="--label", got=label,
+            expected="a name that is not 8 hex digits", mend="put a letter past f or a word before it",
+        )  # fmt: skip
 
 
 class Writes:
@@ -46,9 +59,12 @@ class Writes:
     def begin_run(self, run: RunInfo) -> None:
         """Insert ``run`` with its machine and environment. A resumed run that is here already goes on under its UUID.
 
-        Raises ValueError for a malformed record, StoreError when the UUID belongs to another run.
+        Raises ValueError for a malformed record, UsageError for a label that reads as a UUID, StoreError when the UUID
+        belongs to another run.
         """
         check_run(run.to_wire())
+        if run.label is not None and not run.resumed:  # a run that is here may have got its label before this check
+            _check_no_uuid(run.label)
 
         def work(connection: Connection) -> None:
             run_id, new = insert_run(connection, run)
@@ -92,9 +108,9 @@ class Writes:
         Raises ValueError for rows that are no case or hold what JSON cannot say, StoreError for an unknown or
         finished run and when the database fails.
         """
-        check_case(results)
         for row in results:
             check_row(row)
+        check_case(results)
         at = now()
 
         def work(connection: Connection) -> None:
@@ -207,8 +223,12 @@ def insert_case(connection: Connection, run_id: int, rows: Sequence[Result], pos
     axes = storable(first.axes)
     identity = {"suite": first.suite, "bench": first.bench, "bench_version": first.bench_version}
     identity = storable(identity)
-    case_id = _dimension(connection, cases, {"digest": first.digest, "axes": axes, **identity})
-    known = connection.execute(select(cases).where(cases.c.id == case_id)).mappings().one()
+    # few statements, because each is a round trip to a server that may be far away: 5 a case, however many rows it has
+    find = select(cases).where(cases.c.digest == first.digest)
+    known = connection.execute(find).mappings().one_or_none()
+    if known is None:
+        _insert(connection, cases, {"digest": first.digest, "axes": axes, **identity})
+        known = connection.execute(find).mappings().one()
     stored_axes: dict[str, Any] = known["axes"]
     # an axis added later is absent from one side at its default; an axis both have must agree
     if any(known[name] != value for name, value in identity.items()) or any(
@@ -218,21 +238,18 @@ def insert_case(connection: Connection, run_id: int, rows: Sequence[Result], pos
             "this digest is known as another case", got=f"{first.suite}/{first.bench} {axes}",
             expected=f"{known['suite']}/{known['bench']} {stored_axes}",
         )  # fmt: skip
-    new = 0
-    for ordinal, row in enumerate(rows):
-        values = result_values(row, stored_axes)
-        values |= {
-            "run_id": run_id, "case_id": case_id, "position": position, "ordinal": ordinal, "committed_at": at
-        }  # fmt: skip
-        result_id = _insert(connection, results, values)
-        if result_id is None:
-            continue
-        new += 1
-        if row.samples:
-            connection.execute(
-                samples.insert().values(result_id=result_id, codec=SAMPLES_CODEC, data=encode_samples(row.samples))
-            )
-    if new:
+    place = {"run_id": run_id, "case_id": known["id"], "position": position, "committed_at": at}
+    values = [result_values(row, stored_axes) | place | {"ordinal": ordinal} for ordinal, row in enumerate(rows)]
+    make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = make(results).on_conflict_do_nothing().returning(results.c.id, results.c.metric)
+    ids = {row.metric: row.id for row in connection.execute(statement, values)}
+    aside = [
+        {"result_id": ids[value["metric"]], "codec": SAMPLES_CODEC, "data": encode_samples(row.samples)}
+        for row, value in zip(rows, values, strict=True) if value["metric"] in ids and row.samples
+    ]  # fmt: skip
+    if aside:
+        connection.execute(samples.insert(), aside)
+    if ids:
         later = (runs.c.last_commit_at.is_(None)) | (runs.c.last_commit_at < at)
         connection.execute(update(runs).where((runs.c.id == run_id) & later).values(last_commit_at=at))
-    return new
+    return len(ids)

@@ -1,0 +1,104 @@
+"""Rows of a GPU case beside the primary one: sampled, judged and resolved like it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvbench.contract.result import Better, Bytes, Ceiling, Status
+from kvbench.errors import KvbenchError
+from kvbench.memory.cuda.driver import CudaError
+from kvbench.timing.events import EventRun
+from kvbench.timing.judge import judge
+from kvbench.timing.sampler import Run, sample
+from kvbench.timing.summary import summarise
+
+if TYPE_CHECKING:
+    from kvbench.measure import Measure, RateOf
+    from kvbench.timing.gpu_session import StateWatch
+
+
+def resolved(events: EventRun) -> str:
+    """Return why the event clock cannot tell what ``events`` measured last, or nothing where it can."""
+    try:
+        events.require_resolved()
+    except CudaError:
+        raise
+    except KvbenchError as error:
+        return str(error)
+    return ""
+
+
+def add_sampled(
+    measure: Measure, metric: str, run: Run, *, unit: str, better: Better, amount: float, events: EventRun | None = None,
+    ceilings: Sequence[Ceiling] = (), kernel: str | None = None, moved: Bytes | None = None,
+    rate_of: RateOf | None = None,
+) -> None:  # fmt: skip
+    """Sample ``run`` in the case's budget and add the row ``metric``: ``amount`` per second, or seconds per ``amount``.
+
+    ``events``: the clock's run behind ``run``; windows too short for it leave a row without value that says so.
+    """
+    found = sample(run, measure.context.budget, gate=None, seed=measure.context.seed)
+    why = "" if events is None else resolved(events)
+    if why:
+        measure.extra(metric, None, unit=unit, better=better, status="skipped", reason=why)
+        return
+    if found.summary is None:
+        measure.extra(metric, None, unit=unit, better=better, reason=found.reason or "no samples")
+        return
+    add_value(
+        measure, metric, (found.summary.median, found.summary.low, found.summary.high), n=found.summary.n, unit=unit,
+        better=better, amount=amount, ceilings=ceilings, kernel=kernel, moved=moved, rate_of=rate_of,
+        flags=found.flags, reason=found.reason if found.tainted else "",
+    )  # fmt: skip
+
+
+def add_series(
+    measure: Measure, metric: str, seconds: Sequence[float], *, unit: str, better: Better, amount: float = 1.0,
+    kernel: str | None = None, moved: Bytes | None = None, rate_of: RateOf | None = None,
+    ceilings: Sequence[Ceiling] = (), status: Status = "ok", reason: str = "",
+) -> None:  # fmt: skip
+    """Add the row ``metric`` from seconds taken inside the samples of the primary row, whose ``status`` it shares."""
+    import numpy as np
+
+    if not seconds or min(seconds) <= 0.0:
+        why = "no window was taken" if not seconds else "a window of no length"
+        measure.extra(metric, None, unit=unit, better=better, status="failed", reason=why)
+        return
+    summary = summarise(np.asarray(seconds, np.float64))
+    add_value(
+        measure, metric, (summary.median, summary.low, summary.high), n=summary.n, unit=unit, better=better,
+        amount=amount, ceilings=ceilings, kernel=kernel, moved=moved, rate_of=rate_of,
+        flags=("tainted",) if status == "tainted" else (), reason=reason,
+    )  # fmt: skip
+
+
+def add_value(
+    measure: Measure, metric: str, seconds: tuple[float, float | None, float | None], *, n: int, unit: str,
+    better: Better, amount: float, ceilings: Sequence[Ceiling], kernel: str | None, moved: Bytes | None,
+    rate_of: RateOf | None, flags: Sequence[str], reason: str,
+) -> None:  # fmt: skip
+    """Add the row of a median and its interval in ``seconds``; invalid above a physical ceiling (design 6.8)."""
+    rate = unit.endswith("/s")
+    value, low, high = (None if s is None else (amount / s if rate else s / amount) for s in seconds)
+    if value is None:
+        raise KvbenchError("a row needs a median", where=metric)
+    if rate:
+        low, high = high, low
+    judged = judge(value, better, ceilings, flags=flags, reason=reason, retaken=True)
+    measure.extra(
+        metric, value, unit=unit, better=better, low=low, high=high, n=n, status=judged.status, reason=judged.reason,
+        kernel=kernel, moved=moved, rate_of=rate_of, seconds=seconds[0] / (1.0 if rate else amount),
+    )  # fmt: skip
+
+
+def report_state(measure: Measure, watch: StateWatch, reason: str) -> None:
+    """Flag the case with what happened to the board while it ran; say why where nobody could look."""
+    for word in watch.words:
+        measure.flag(word)
+    if watch.looks:
+        measure.note("gpu_looks", watch.looks)
+        measure.note("gpu_marked", watch.marked)
+    elif reason:
+        measure.flag("gpu_unwatched")
+        measure.note("gpu_state", reason)
