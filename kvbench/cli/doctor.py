@@ -175,10 +175,10 @@ def try_scratch(scratch: Path | None) -> tuple[list[Obstacle | Unchecked], Capab
 
 
 def _tiers(root: Path, scratch: Path | None, gpus: Gpus) -> tuple[Capability, ...]:
-    from kvbench.memory.limits import Reading
+    from kvbench.machine.probe import Fact
     from kvbench.memory.tiers import tiers
 
-    present = Reading(gpus.present, gpus.reason)
+    present = Fact(gpus.present, gpus.reason)
     states = tiers(root, scratch=scratch, gpu=lambda: present)
     return tuple(Capability(str(state.tier), state.available, state.reason) for state in states)
 

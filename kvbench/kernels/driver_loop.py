@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvbench.errors import UsageError
 from kvbench.kernels import emit
 from kvbench.kernels.intrinsics import word_load
-from kvbench.kernels.jit import kernel, numba
+from kvbench.kernels.jit import kernel
 
 from numba.core import types  # isort: skip  jit.py has to be first
 from numba.extending import intrinsic  # isort: skip

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import KvbenchError, Unavailable, UsageError
+from kvbench.machine.probe import ROOT, Fact
 from kvbench.memory import libc, payload
 from kvbench.memory.host import preflight
-from kvbench.memory.limits import ROOT, Reading, read_text
+from kvbench.memory.limits import read_text
 from kvbench.units import format_bytes
 
 FILE_UNIT = 4096  # file sizes are multiples of this: the largest O_DIRECT alignment common devices ask for
@@ -254,17 +255,17 @@ class ScratchFile:
         """Ask the kernel to drop this file's pages. Mapped, dirty and tmpfs pages stay: see :meth:`cached_bytes`."""
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def cached_bytes(self) -> Reading[int]:
+    def cached_bytes(self) -> Fact[int]:
         """Return how many bytes of the file are in the page cache; None with the reason when it cannot be told."""
         try:
             address = libc.mmap(0, self.nbytes, libc.PROT_READ, libc.MAP_SHARED, self.fd, 0)
         except OSError as error:
-            return Reading(None, error.strerror or str(error))
+            return Fact(None, error.strerror or str(error))
         try:
             pages = libc.resident_pages(address, self.nbytes)
-            return Reading(min(self.nbytes, pages * libc.base_page_bytes()))
+            return Fact(min(self.nbytes, pages * libc.base_page_bytes()))
         except OSError as error:
-            return Reading(None, error.strerror or str(error))
+            return Fact(None, error.strerror or str(error))
         finally:
             libc.munmap(address, self.nbytes)
 

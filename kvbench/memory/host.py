@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import Unavailable, UsageError
+from kvbench.machine.probe import ROOT
 from kvbench.memory import libc, numa, payload
-from kvbench.memory.limits import ROOT, WATCH_FRACTION, available_memory
+from kvbench.memory.limits import WATCH_FRACTION, available_memory
 from kvbench.memory.region import Pages, Region, check_pages, page_bytes
 from kvbench.units import format_bytes
 

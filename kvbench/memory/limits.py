@@ -10,21 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
+
+from kvbench.machine.probe import ROOT, Fact
 
 T = TypeVar("T")
-ROOT = Path("/")
 UNLIMITED = (1 << 63) - 1
 RESERVE_BYTES = 512 << 20  # room for the interpreter, a numba compile and the other processes of a small box
 WATCH_FRACTION = 0.5  # while touching, a concurrent eater may take this much of the reserve before we stop
-
-
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[T]):
-    """A probed value; ``value`` None means unknown and ``reason`` says why."""
-
-    value: T | None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +39,10 @@ class CgroupMemory:
 class Thp:
     """Transparent huge pages: the selected modes and the bytes of one huge page."""
 
-    enabled: Reading[str]
-    defrag: Reading[str]
-    shmem: Reading[str]
-    page_bytes: Reading[int]
+    enabled: Fact[str]
+    defrag: Fact[str]
+    shmem: Fact[str]
+    page_bytes: Fact[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +72,32 @@ class Available:
 class Limits:
     """All limits at one moment."""
 
-    memlock: Reading[int]
-    available: Reading[int]
-    cgroup: Reading[CgroupMemory]
+    memlock: Fact[int]
+    available: Fact[int]
+    cgroup: Fact[CgroupMemory]
     thp: Thp
-    huge: Reading[tuple[HugePool, ...]]
+    huge: Fact[tuple[HugePool, ...]]
 
 
-def read_text(path: Path) -> Reading[str]:
+def read_text(path: Path) -> Fact[str]:
     """Return a file's text, or None with the reason it could not be read."""
     try:
-        return Reading(path.read_text(errors="replace"))
+        return Fact(path.read_text(errors="replace"))
     except OSError as error:
-        return Reading(None, f"{path}: {error.strerror or error}")
+        return Fact(None, f"{path}: {error.strerror or error}")
 
 
-def _parsed(path: Path, parse: Callable[[str], T]) -> Reading[T]:
+def _parsed(path: Path, parse: Callable[[str], T]) -> Fact[T]:
     text = read_text(path)
     if text.value is None:
-        return Reading(None, text.reason)
+        return Fact(None, text.reason)
     try:
-        return Reading(parse(text.value.strip()))
+        return Fact(parse(text.value.strip()))
     except (ValueError, IndexError):
-        return Reading(None, f"{path}: cannot read {text.value.strip()[:60]!r}")
+        return Fact(None, f"{path}: cannot read {text.value.strip()[:60]!r}")
 
 
-def memlock(root: Path = ROOT) -> Reading[int]:
+def memlock(root: Path = ROOT) -> Fact[int]:
     """Return the soft limit of lockable memory in bytes (``UNLIMITED`` when there is none), from /proc/self/limits."""
 
     def parse(text: str) -> int:
@@ -114,7 +107,7 @@ def memlock(root: Path = ROOT) -> Reading[int]:
     return _parsed(root / "proc/self/limits", parse)
 
 
-def meminfo(root: Path = ROOT) -> Reading[dict[str, int]]:
+def meminfo(root: Path = ROOT) -> Fact[dict[str, int]]:
     """Return /proc/meminfo with kB fields as bytes."""
 
     def parse(text: str) -> dict[str, int]:
@@ -127,16 +120,16 @@ def meminfo(root: Path = ROOT) -> Reading[dict[str, int]]:
     return _parsed(root / "proc/meminfo", parse)
 
 
-def mem_available(root: Path = ROOT) -> Reading[int]:
+def mem_available(root: Path = ROOT) -> Fact[int]:
     """Return MemAvailable in bytes; kernels before 3.14 lack it, then MemFree + Cached is taken."""
     info = meminfo(root)
     if info.value is None:
-        return Reading(None, info.reason)
+        return Fact(None, info.reason)
     if "MemAvailable" in info.value:
-        return Reading(info.value["MemAvailable"])
+        return Fact(info.value["MemAvailable"])
     if "MemFree" in info.value:
-        return Reading(info.value["MemFree"] + info.value.get("Cached", 0))
-    return Reading(None, f"{root / 'proc/meminfo'}: neither MemAvailable nor MemFree")
+        return Fact(info.value["MemFree"] + info.value.get("Cached", 0))
+    return Fact(None, f"{root / 'proc/meminfo'}: neither MemAvailable nor MemFree")
 
 
 def _cgroup_mounts(root: Path) -> list[tuple[int, str, Path]]:
@@ -177,7 +170,7 @@ def _level(version: int, folder: Path) -> CgroupMemory | None:
     return CgroupMemory(version, str(folder), limit, usage, int(found[1]) if found else 0)
 
 
-def cgroup_memory(root: Path = ROOT) -> Reading[CgroupMemory]:
+def cgroup_memory(root: Path = ROOT) -> Fact[CgroupMemory]:
     """Return the level with the least room among this process's memory cgroup and its parents (v1 and v2).
 
     None with the reason when no level sets a limit or no cgroup can be read.
@@ -200,8 +193,8 @@ def cgroup_memory(root: Path = ROOT) -> Reading[CgroupMemory]:
                 break
             folder = folder.parent
     if levels:
-        return Reading(min(levels, key=lambda level: level.available))
-    return Reading(None, "no memory cgroup sets a limit" if seen else "no memory cgroup is readable")
+        return Fact(min(levels, key=lambda level: level.available))
+    return Fact(None, "no memory cgroup sets a limit" if seen else "no memory cgroup is readable")
 
 
 def _selected(text: str) -> str:
@@ -222,20 +215,20 @@ def thp(root: Path = ROOT) -> Thp:
     )
 
 
-def huge_pools(root: Path = ROOT) -> Reading[tuple[HugePool, ...]]:
+def huge_pools(root: Path = ROOT) -> Fact[tuple[HugePool, ...]]:
     """Return the reserved huge pages per size, smallest first; empty when the kernel has none."""
     folder = root / "sys/kernel/mm/hugepages"
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        return Reading(None, f"{folder}: {error.strerror}")
+        return Fact(None, f"{folder}: {error.strerror}")
     pools = []
     for name in names:
         size = re.fullmatch(r"hugepages-(\d+)kB", name)
         counts = [_parsed(folder / name / n, int).value for n in ("nr_hugepages", "free_hugepages", "resv_hugepages")]
         if size and counts[0] is not None and counts[1] is not None:
             pools.append(HugePool(int(size[1]) * 1024, counts[0], max(0, counts[1] - (counts[2] or 0))))
-    return Reading(tuple(sorted(pools, key=lambda p: p.page_bytes)))
+    return Fact(tuple(sorted(pools, key=lambda p: p.page_bytes)))
 
 
 def read_limits(root: Path = ROOT) -> Limits:
@@ -243,7 +236,7 @@ def read_limits(root: Path = ROOT) -> Limits:
     return Limits(memlock(root), mem_available(root), cgroup_memory(root), thp(root), huge_pools(root))
 
 
-def available_memory(root: Path = ROOT) -> Reading[Available]:
+def available_memory(root: Path = ROOT) -> Fact[Available]:
     """Return what a buffer may take now: the least of MemAvailable and the cgroup's room, minus the reserve.
 
     The reserve is ``RESERVE_BYTES``, or an eighth of a machine or cgroup smaller than eight times that. None only when
@@ -257,6 +250,6 @@ def available_memory(root: Path = ROOT) -> Reading[Available]:
     if group.value is not None:
         options.append((group.value.available, group.value.limit, f"memory cgroup {group.value.path}"))
     if not options:
-        return Reading(None, f"{system.reason}; {group.reason}")
+        return Fact(None, f"{system.reason}; {group.reason}")
     rooms = [Available(free, min(RESERVE_BYTES, size // 8), source) for free, size, source in options]
-    return Reading(min(rooms, key=lambda room: room.free - room.reserve))
+    return Fact(min(rooms, key=lambda room: room.free - room.reserve))

@@ -14,9 +14,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from kvbench.errors import Unavailable, UsageError, VerifyError
+from kvbench.machine.probe import ROOT
 from kvbench.memory import libc
 from kvbench.memory.host import preflight
-from kvbench.memory.limits import ROOT
 from kvbench.memory.region import Pages, Region, check_pages, page_bytes
 
 Operation = Literal["first_touch", "populate", "unmap", "drop"]
@@ -153,7 +153,7 @@ class PageOperation:
         present = region.mincore_bytes()
         if present.value is None:
             raise Unavailable("resident pages cannot be counted", where=f"touch {self.operation}", got=present.reason)
-        # A touch of one byte per THP shows base pages as absent ones; populate fills them, so smaps must tell. Reading
+        # A touch of one byte per THP shows base pages as absent ones; populate fills them, so smaps must tell. Fact
         # smaps walks every page table of the process and leaves the caches cold: not between timed operations.
         deep = self._deep and self.page_type == "thp" and self.operation == "populate" and want
         state = region.residency() if deep else None

@@ -1,4 +1,4 @@
-"""Reading a scratch file by `pread`, O_DIRECT or mmap: every block once a pass, in random order, by several threads."""
+"""Fact a scratch file by `pread`, O_DIRECT or mmap: every block once a pass, in random order, by several threads."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import Unavailable, UsageError, VerifyError
+from kvbench.machine.probe import ROOT, Fact
 from kvbench.memory import payload
 from kvbench.memory.crew import Crew
 from kvbench.memory.file import FILE_UNIT, WRITE_CHUNK, ScratchFile
 from kvbench.memory.host import HostBuffer, host_buffer
-from kvbench.memory.limits import ROOT, Reading, read_text
+from kvbench.memory.limits import read_text
 from kvbench.units import format_bytes
 
 Method = Literal["pread", "direct", "mmap"]
@@ -32,23 +33,23 @@ _MASK64 = (1 << 64) - 1
 _FADVISE = {"normal": os.POSIX_FADV_NORMAL, "random": os.POSIX_FADV_RANDOM}
 
 
-def read_bytes(root: Path = ROOT) -> Reading[int]:
+def read_bytes(root: Path = ROOT) -> Fact[int]:
     """Return ``read_bytes`` of /proc/self/io: bytes this process caused to be fetched from storage, all its threads."""
     text = read_text(root / "proc/self/io")
     for line in (text.value or "").splitlines():
         name, _, value = line.partition(":")
         if name == "read_bytes" and value.strip().isdigit():
-            return Reading(int(value))
-    return Reading(None, text.reason or f"{root / 'proc/self/io'} has no read_bytes")
+            return Fact(int(value))
+    return Fact(None, text.reason or f"{root / 'proc/self/io'} has no read_bytes")
 
 
-def probe_counter(file: ScratchFile, root: Path = ROOT) -> Reading[bool]:
+def probe_counter(file: ScratchFile, root: Path = ROOT) -> Fact[bool]:
     """Check by two known O_DIRECT reads that ``read_bytes`` counts here: loop devices, FUSE and sandboxes may say 0.
 
     None with the reason when there is nothing to check with, False when the counter missed the reads.
     """
     if file.direct_fd is None or file.direct.works is not True:
-        return Reading(None, f"no direct read to check the counter with: {file.direct.reason}")
+        return Fact(None, f"no direct read to check the counter with: {file.direct.reason}")
     buffer = mmap.mmap(-1, 16 * FILE_UNIT)
     grown: list[int] = []
     for _ in range(COUNTER_TRIES):
@@ -61,11 +62,11 @@ def probe_counter(file: ScratchFile, root: Path = ROOT) -> Reading[bool]:
                 raise file.failed(error) from error
             after = read_bytes(root)
             if before.value is None or after.value is None:
-                return Reading(None, before.reason or after.reason)
+                return Fact(None, before.reason or after.reason)
             grown.append(after.value - before.value)
         if grown == asked:
-            return Reading(True)
-    return Reading(False, f"read_bytes grew by {grown} for direct reads of {asked} bytes")
+            return Fact(True)
+    return Fact(False, f"read_bytes grew by {grown} for direct reads of {asked} bytes")
 
 
 class FileReader:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kvbench.errors import Unavailable, UsageError
+from kvbench.machine.probe import ROOT, Fact
 from kvbench.memory import libc
-from kvbench.memory.limits import ROOT, Reading, huge_pools, meminfo, read_text, thp
+from kvbench.memory.limits import huge_pools, meminfo, read_text, thp
 from kvbench.units import format_bytes
 
 Pages = Literal["4k", "thp", "huge"]
@@ -155,19 +156,19 @@ class Region:
     def __array_interface__(self) -> dict[str, Any]:
         return {"data": (self.address, False), "shape": (self.mapped,), "typestr": "|u1", "version": 3}
 
-    def residency(self) -> Reading[Residency]:
+    def residency(self) -> Fact[Residency]:
         """Return what smaps says of exactly this mapping; None with the reason when it cannot tell."""
         return residency(self.address, self.mapped)
 
-    def mincore_bytes(self) -> Reading[int]:
+    def mincore_bytes(self) -> Fact[int]:
         """Return bytes ``mincore`` reports present: cheap, but a page that was only read counts too."""
         try:
-            return Reading(libc.resident_pages(self.address, self.mapped) * self.base_page)
+            return Fact(libc.resident_pages(self.address, self.mapped) * self.base_page)
         except OSError as error:
-            return Reading(None, error.strerror or str(error))
+            return Fact(None, error.strerror or str(error))
 
 
-def residency(address: int, nbytes: int, root: Path = ROOT) -> Reading[Residency]:
+def residency(address: int, nbytes: int, root: Path = ROOT) -> Fact[Residency]:
     """Sum /proc/self/smaps over the mappings that make up ``[address, address + nbytes)``.
 
     None with the reason when smaps is missing, the range is not wholly mapped, or a mapping reaches beyond it (its
@@ -175,7 +176,7 @@ def residency(address: int, nbytes: int, root: Path = ROOT) -> Reading[Residency
     """
     text = read_text(root / "proc/self/smaps")
     if text.value is None:
-        return Reading(None, text.reason)
+        return Fact(None, text.reason)
     end, covered = address + nbytes, 0
     totals: dict[str, int] = {}
     page = 0
@@ -187,14 +188,14 @@ def residency(address: int, nbytes: int, root: Path = ROOT) -> Reading[Residency
         if high <= address or low >= end:
             continue
         if low < address or high > end:
-            return Reading(None, "the mapping reaches beyond the buffer")
+            return Fact(None, "the mapping reaches beyond the buffer")
         covered += high - low
         fields = {m[1]: int(m[2]) * 1024 for m in re.finditer(r"(?m)^(\w+):\s+(\d+) kB", block)}
         page = fields.pop("KernelPageSize", page)
         for name, value in fields.items():
             totals[name] = totals.get(name, 0) + value
     if covered != nbytes:
-        return Reading(None, f"smaps lists {covered} of {nbytes} bytes")
+        return Fact(None, f"smaps lists {covered} of {nbytes} bytes")
     # Hugetlb pages are left out of Rss and listed on their own.
     hugetlb = totals.get("Private_Hugetlb", 0) + totals.get("Shared_Hugetlb", 0)
-    return Reading(Residency(totals.get("Rss", 0) + hugetlb, totals.get("AnonHugePages", 0), hugetlb, page))
+    return Fact(Residency(totals.get("Rss", 0) + hugetlb, totals.get("AnonHugePages", 0), hugetlb, page))

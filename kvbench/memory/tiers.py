@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvbench.errors import Unavailable, UsageError
-from kvbench.memory.limits import ROOT, Reading
+from kvbench.machine.probe import ROOT, Fact
 
-Probe = Callable[[], Reading[bool]]
+Probe = Callable[[], Fact[bool]]
 GPU_TIERS = ("hbm", "pinned", "pageable", "managed")
 MAX_NODE = 1023
 
@@ -64,7 +64,7 @@ _registered: dict[str, tuple[str, Probe]] = {}
 
 
 def register_tier(name: str, description: str, probe: Probe) -> None:
-    """Add a tier of a third party. ``probe`` returns ``Reading(True)``, or False or None with the reason.
+    """Add a tier of a third party. ``probe`` returns ``Fact(True)``, or False or None with the reason.
 
     Registering the same name again replaces it. Raises UsageError for a built-in name or one not ``[a-z][a-z0-9_]*``.
     """
@@ -118,67 +118,67 @@ def parse_pair(text: str, where: str = "pair") -> Pair:
     return Pair(near, far)
 
 
-def gpu_present() -> Reading[bool]:
+def gpu_present() -> Fact[bool]:
     """Return whether an NVIDIA GPU can be used, without creating a CUDA context (a later fork would inherit it)."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Reading(False, "no NVIDIA driver found (libcuda.so.1 does not load)")
+        return Fact(False, "no NVIDIA driver found (libcuda.so.1 does not load)")
     try:
         import pynvml
     except ImportError:
-        return Reading(None, "nvidia-ml-py is not installed")
+        return Fact(None, "nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return Reading(None, f"NVML: {error}")
-    return Reading(True) if count else Reading(False, "the NVIDIA driver lists no GPU")
+        return Fact(None, f"NVML: {error}")
+    return Fact(True) if count else Fact(False, "the NVIDIA driver lists no GPU")
 
 
-def _dram(node: int, root: Path) -> Reading[bool]:
+def _dram(node: int, root: Path) -> Fact[bool]:
     from kvbench.memory import numa
 
     listed = numa.nodes(root)
     if listed.value is None:
-        return Reading(None, f"NUMA nodes are unknown: {listed.reason}")
+        return Fact(None, f"NUMA nodes are unknown: {listed.reason}")
     for found in listed.value:
         if found.number == node and found.is_dram:
-            return Reading(True)
+            return Fact(True)
         if found.number == node:
             what = "has no CPUs (GPU or expansion memory)" if not found.cpus else "has no memory"
-            return Reading(False, f"node {node} {what}: it is not dram")
-    return Reading(False, f"no NUMA node {node}; this machine has {', '.join(str(n.number) for n in listed.value)}")
+            return Fact(False, f"node {node} {what}: it is not dram")
+    return Fact(False, f"no NUMA node {node}; this machine has {', '.join(str(n.number) for n in listed.value)}")
 
 
-def _file(scratch: Path | None) -> Reading[bool]:
+def _file(scratch: Path | None) -> Fact[bool]:
     from kvbench.memory.file import scratch_dir
 
     try:
         scratch_dir(scratch)
     except UsageError as error:
-        return Reading(False, str(error))
-    return Reading(True)
+        return Fact(False, str(error))
+    return Fact(True)
 
 
 def tier_state(
-    tier: Tier, root: Path = ROOT, *, scratch: Path | None = None, gpu: Callable[[], Reading[bool]] = gpu_present
+    tier: Tier, root: Path = ROOT, *, scratch: Path | None = None, gpu: Callable[[], Fact[bool]] = gpu_present
 ) -> TierState:
     """Return whether this machine has ``tier``. Never raises: a failing third-party probe reads as unknown."""
     if tier.name in GPU_TIERS:
         found = gpu()
     elif tier.name == "dram":
-        found = Reading(True) if tier.node is None else _dram(tier.node, root)
+        found = Fact(True) if tier.node is None else _dram(tier.node, root)
     elif tier.name == "file":
         found = _file(scratch)
     elif tier.name in _registered:
         try:
             found = _registered[tier.name][1]()
         except Exception as error:  # a plug-in's fault must not end discovery; it is reported as the reason
-            found = Reading(None, f"its probe failed: {type(error).__name__}: {error}")
+            found = Fact(None, f"its probe failed: {type(error).__name__}: {error}")
     else:
-        found = Reading(False, "no such tier is registered")
+        found = Fact(False, "no such tier is registered")
     return TierState(tier, found.value, found.reason)
 
 
@@ -190,7 +190,7 @@ def require_tier(tier: Tier, root: Path = ROOT) -> None:
 
 
 def tiers(
-    root: Path = ROOT, *, scratch: Path | None = None, gpu: Callable[[], Reading[bool]] = gpu_present
+    root: Path = ROOT, *, scratch: Path | None = None, gpu: Callable[[], Fact[bool]] = gpu_present
 ) -> tuple[TierState, ...]:
     """Return the state of every tier, ``dram`` also once per NUMA node of the machine."""
     from kvbench.memory import numa

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvbench.errors import KvbenchError, Unavailable, UsageError, VerifyError
+from kvbench.machine.probe import Fact
 from kvbench.memory import host, numa, payload
 from kvbench.memory.cuda import buffers
 from kvbench.memory.cuda.buffers import GpuBuffer, hbm, managed, pageable, pinned, pointer_facts
@@ -17,7 +18,7 @@ from kvbench.memory.cuda.device import Device
 from kvbench.memory.cuda.driver import CudaError, Driver, PoisonedDevice
 from kvbench.memory.cuda.pinlimit import PinnedLimit, _outcome, pinned_limit
 from kvbench.memory.cuda.service import Service
-from kvbench.memory.limits import Available, Reading
+from kvbench.memory.limits import Available
 from tests.fake_cuda import IMAGE, Rig, fake, rig
 
 MiB = 1 << 20
@@ -195,22 +196,22 @@ def test_memory_of_another_gpu_is_caught() -> None:
 
 def test_pinned_pages_come_from_the_node_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[int] = []
-    monkeypatch.setattr(numa, "bind", lambda _address, _nbytes, node: (bound.append(node), Reading(True))[1])
+    monkeypatch.setattr(numa, "bind", lambda _address, _nbytes, node: (bound.append(node), Fact(True))[1])
     with rig(numa_node=0) as gpu, pinned(gpu.service, 4096) as buffer:
         assert bound == [0]
         assert "gpu_node_unknown" not in buffer.flags
 
 
 def test_what_is_not_known_of_the_place_is_flagged(gpu: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa, "nodes", lambda _root=None: Reading(None, "no /sys"))
+    monkeypatch.setattr(numa, "nodes", lambda _root=None: Fact(None, "no /sys"))
     with pinned(gpu.service, 4096) as buffer:
         assert "gpu_node_unknown" in buffer.flags
-    monkeypatch.setattr(numa, "histogram", lambda *_: Reading({}))
+    monkeypatch.setattr(numa, "histogram", lambda *_: Fact({}))
     with pinned(gpu.service, 4096, how="hostalloc") as buffer:
         assert {"nodes_unknown", "pages_unverified"} <= set(buffer.flags)
         assert buffer.placement is not None
         assert buffer.placement.nodes is None
-    monkeypatch.setattr(numa, "histogram", lambda *_: Reading({3: 4096}))
+    monkeypatch.setattr(numa, "histogram", lambda *_: Fact({3: 4096}))
     with pinned(gpu.service, 4096, how="hostalloc", node=0) as buffer:
         assert "misplaced" in buffer.flags
 
@@ -315,10 +316,10 @@ def test_the_probe_of_a_machine_without_driver_or_time_says_so(tmp_path: Path) -
 
 def test_the_default_ceiling_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "kvbench.memory.cuda.pinlimit.available_memory"
-    monkeypatch.setattr(module, lambda: Reading(Available(2 * MiB, MiB, "test")))
+    monkeypatch.setattr(module, lambda: Fact(Available(2 * MiB, MiB, "test")))
     with fake() as lib:
         assert pinned_limit(library=lib.path, first=256 << 10).nbytes == int(0.8 * MiB)
-    monkeypatch.setattr(module, lambda: Reading(None, "no /proc"))
+    monkeypatch.setattr(module, lambda: Fact(None, "no /proc"))
     assert pinned_limit().ended == "failed"
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from kvbench.errors import Unavailable, UsageError
+from kvbench.machine.probe import Fact
 from kvbench.memory import file as file_module
 from kvbench.memory import libc, payload
 from kvbench.memory.file import FileSystem, ScratchFile, file_system, scratch_dir
-from kvbench.memory.limits import Reading
 from tests.memory.test_limits import tree
 
 SIZE = 256 << 10
@@ -132,7 +132,7 @@ def test_a_file_system_that_reads_through_the_cache_has_no_direct_reads(
 
 
 def test_uncountable_cache_leaves_direct_reads_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScratchFile, "cached_bytes", lambda _self: Reading(None, "no mincore"))
+    monkeypatch.setattr(ScratchFile, "cached_bytes", lambda _self: Fact(None, "no mincore"))
     with ScratchFile(SIZE, tmp_path) as file:
         if file.direct.works is False:
             pytest.skip(file.direct.reason)

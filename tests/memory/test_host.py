@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from kvbench.errors import Unavailable, UsageError
+from kvbench.machine.probe import Fact
 from kvbench.memory import host, libc, limits, numa, payload
 from kvbench.memory.host import Placement, host_buffer, preflight
-from kvbench.memory.limits import Available, Reading
+from kvbench.memory.limits import Available
 from kvbench.memory.region import Pages, Region, Residency, page_bytes, residency
 from tests.memory.test_limits import GiB, meminfo, tree
 from tests.memory.test_numa import node_files
@@ -158,7 +159,7 @@ def test_one_node_with_lagging_counters_decides_nothing(tmp_path: Path) -> None:
 
 def test_memory_that_vanishes_while_writing_stops_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = iter([Available(10 * GiB, GiB, "test")] * 2 + [Available(GiB // 4, GiB, "test")] * 9)
-    monkeypatch.setattr(host, "available_memory", lambda _root: Reading(next(rooms)))
+    monkeypatch.setattr(host, "available_memory", lambda _root: Fact(next(rooms)))
     monkeypatch.setattr(host, "TOUCH_CHUNK", MiB)
     dropped: list[int] = []
     monkeypatch.setattr(Region, "drop", lambda self: dropped.append(self.mapped))
@@ -170,7 +171,7 @@ def test_memory_that_vanishes_while_writing_stops_the_buffer(monkeypatch: pytest
 def placed(
     monkeypatch: pytest.MonkeyPatch, state: Residency | None, pages: Pages = "4k", node: int | None = None
 ) -> Placement:
-    monkeypatch.setattr(Region, "residency", lambda _self: Reading(state, "" if state else "no smaps"))
+    monkeypatch.setattr(Region, "residency", lambda _self: Fact(state, "" if state else "no smaps"))
     with host_buffer(2 * MiB, pages, node) as buffer:
         return buffer.placement
 
@@ -214,10 +215,10 @@ def test_a_forbidden_mbind_leaves_a_flag_and_a_refused_one_no_buffer(monkeypatch
 
 
 def test_pages_on_another_node_are_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa, "histogram", lambda *_: Reading({0: 4096, 3: 4096}))
+    monkeypatch.setattr(numa, "histogram", lambda *_: Fact({0: 4096, 3: 4096}))
     with host_buffer(8192, node=0) as buffer:
         assert "misplaced" in buffer.placement.flags
-    monkeypatch.setattr(numa, "histogram", lambda *_: Reading(None, "no call"))
+    monkeypatch.setattr(numa, "histogram", lambda *_: Fact(None, "no call"))
     with host_buffer(8192, node=0) as buffer:
         assert buffer.placement.nodes is None
         assert "nodes_unknown" in buffer.placement.flags

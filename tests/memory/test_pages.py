@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from kvbench.errors import Unavailable, UsageError, VerifyError
+from kvbench.machine.probe import Fact
 from kvbench.memory import libc
-from kvbench.memory.limits import Reading
 from kvbench.memory.pages import OPERATIONS, Operation, PageOperation
 from kvbench.memory.region import Region, Residency, page_bytes
 from tests.memory.test_host import thp_or_skip
@@ -79,7 +79,7 @@ def test_base_pages_are_never_counted_as_thp(monkeypatch: pytest.MonkeyPatch) ->
     size = page_bytes("thp")
     with PageOperation("populate", size, "thp") as work:
         work.run()
-        monkeypatch.setattr(Region, "residency", lambda _self: Reading(Residency(size, 0, 0, PAGE)))
+        monkeypatch.setattr(Region, "residency", lambda _self: Fact(Residency(size, 0, 0, PAGE)))
         with pytest.raises(Unavailable, match="base pages"):
             work.verify()
 

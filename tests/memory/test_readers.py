@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import Unavailable, UsageError, VerifyError
+from kvbench.machine.probe import Fact
 from kvbench.memory import file as file_module
 from kvbench.memory import readers
 from kvbench.memory.file import FileSystem, ScratchFile
-from kvbench.memory.limits import Reading
 from kvbench.memory.readers import METHODS, FileReader, Method, probe_counter, read_bytes
 from tests.memory.test_limits import tree
 
@@ -155,7 +155,7 @@ def test_pages_another_mapping_holds_are_flagged_as_warm(tmp_path: Path) -> None
 
 
 def test_an_uncountable_cache_is_flagged(shared: ScratchFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScratchFile, "cached_bytes", lambda _self: Reading(None, "no mincore"))
+    monkeypatch.setattr(ScratchFile, "cached_bytes", lambda _self: Fact(None, "no mincore"))
     with FileReader(shared, "pread", 65536) as reader:
         reader.run()
         assert "cache_unknown" in reader.flags
@@ -165,14 +165,14 @@ def test_a_counter_that_counts_nothing_gives_no_link_bytes(
     shared: ScratchFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_disk(shared)
-    monkeypatch.setattr(readers, "read_bytes", lambda *_: Reading(77))
+    monkeypatch.setattr(readers, "read_bytes", lambda *_: Fact(77))
     assert probe_counter(shared).value is False
     with FileReader(shared, "direct", 65536) as reader:
         reader.run()
         assert reader.link_bytes is None
         assert "read_bytes grew by [0, 0]" in reader.link_reason
-    monkeypatch.setattr(readers, "read_bytes", lambda *_: Reading(None, "hidden"))
-    assert probe_counter(shared) == Reading(None, "hidden")
+    monkeypatch.setattr(readers, "read_bytes", lambda *_: Fact(None, "hidden"))
+    assert probe_counter(shared) == Fact(None, "hidden")
 
 
 def test_the_counter_file(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import Unavailable, UsageError
+from kvbench.machine.probe import Fact
 from kvbench.memory import tiers
-from kvbench.memory.limits import Reading
 from kvbench.memory.tiers import Tier, parse_pair, parse_tier, register_tier, require_tier, tier_state
 from tests.memory.test_limits import tree
 from tests.memory.test_numa import node_files
@@ -57,7 +57,7 @@ def test_bad_pairs(text: str) -> None:
 
 def test_discovery_on_a_machine_with_a_memory_only_node(tmp_path: Path) -> None:
     root = tree(tmp_path, node_files(0, "0-3", 1 << 20) | node_files(1, "", 1 << 20))
-    found = {str(s.tier): s for s in tiers.tiers(root, scratch=tmp_path, gpu=lambda: Reading(False, "no driver"))}
+    found = {str(s.tier): s for s in tiers.tiers(root, scratch=tmp_path, gpu=lambda: Fact(False, "no driver"))}
     assert set(found) == {"hbm", "pinned", "pageable", "managed", "dram", "dram@0", "dram@1", "file"}
     assert found["dram"].available is found["dram@0"].available is found["file"].available is True
     assert found["dram@1"].available is False
@@ -88,15 +88,15 @@ def test_the_file_tier_needs_a_writable_directory(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_a_third_party_tier_is_parsed_and_probed() -> None:
-    register_tier("cxl", "expansion memory", lambda: Reading(False, "no expander"))
+    register_tier("cxl", "expansion memory", lambda: Fact(False, "no expander"))
     assert parse_pair("dram:cxl").far.description == "expansion memory"
     assert tier_state(parse_tier("cxl")) == tiers.TierState(Tier("cxl", None, "expansion memory"), False, "no expander")
-    assert "cxl" in [s.tier.name for s in tiers.tiers(gpu=lambda: Reading(False, "none"))]
+    assert "cxl" in [s.tier.name for s in tiers.tiers(gpu=lambda: Fact(False, "none"))]
 
 
 @pytest.mark.usefixtures("registry")
 def test_a_broken_probe_is_unknown_and_named() -> None:
-    def probe() -> Reading[bool]:
+    def probe() -> Fact[bool]:
         raise ZeroDivisionError("oops")
 
     register_tier("odd", "broken", probe)
@@ -109,7 +109,7 @@ def test_a_broken_probe_is_unknown_and_named() -> None:
 @pytest.mark.usefixtures("registry")
 def test_names_that_cannot_be_registered(name: str) -> None:
     with pytest.raises(UsageError):
-        register_tier(name, "x", lambda: Reading(True))
+        register_tier(name, "x", lambda: Fact(True))
 
 
 def test_the_gpu_probe_answers_here_without_raising() -> None:
@@ -122,7 +122,7 @@ def test_no_driver_is_a_no_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr("ctypes.CDLL", missing)
-    assert tiers.gpu_present() == Reading(False, "no NVIDIA driver found (libcuda.so.1 does not load)")
+    assert tiers.gpu_present() == Fact(False, "no NVIDIA driver found (libcuda.so.1 does not load)")
 
 
 def test_importing_tiers_loads_no_numpy() -> None:

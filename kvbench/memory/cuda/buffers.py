@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import Unavailable, UsageError, VerifyError
+from kvbench.machine.probe import ROOT
 from kvbench.memory import numa, payload
 from kvbench.memory.cuda.device import Device, allocate
 from kvbench.memory.cuda.driver import CudaError
 from kvbench.memory.cuda.entries import CONSTANTS
 from kvbench.memory.cuda.service import Service, windows
 from kvbench.memory.host import Placement, host_buffer, preflight
-from kvbench.memory.limits import ROOT
 from kvbench.memory.payload import Kind
 from kvbench.memory.region import Pages
 from kvbench.units import format_bytes

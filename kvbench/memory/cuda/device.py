@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any
 
 from kvbench.errors import Unavailable, UsageError
+from kvbench.machine.probe import ROOT, Fact
 from kvbench.memory import numa
 from kvbench.memory.cuda.driver import CudaError, Driver
 from kvbench.memory.cuda.entries import CONSTANTS
-from kvbench.memory.limits import ROOT, Reading, read_text
+from kvbench.memory.limits import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Facts:
     sms: int
     l2_bytes: int
     total_bytes: int
-    node: Reading[int]
+    node: Fact[int]
 
 
 class Device:
@@ -83,7 +84,7 @@ class Device:
             self.attribute("L2_CACHE_SIZE"), total.value, self._node(bus, root),
         )  # fmt: skip
 
-    def _node(self, bus: str, root: Path) -> Reading[int]:
+    def _node(self, bus: str, root: Path) -> Fact[int]:
         """Return the host node nearest to the device: the driver's word, else the one of sysfs."""
         try:
             number = self.attribute("HOST_NUMA_ID")
@@ -93,17 +94,17 @@ class Device:
         if number < 0:
             found = read_text(path)
             if found.value is None:
-                return Reading(None, found.reason)
+                return Fact(None, found.reason)
             try:
                 number = int(found.value)
             except ValueError:
-                return Reading(None, f"{path}: cannot read {found.value[:40]!r}")
+                return Fact(None, f"{path}: cannot read {found.value[:40]!r}")
         if number < 0:
-            return Reading(None, f"driver and {path} name no node")
+            return Fact(None, f"driver and {path} name no node")
         listed = numa.nodes(root).value
         if listed is not None and number not in {node.number for node in listed if node.is_dram}:
-            return Reading(None, f"node {number}, which the driver names, is no node with CPUs and memory here")
-        return Reading(number)
+            return Fact(None, f"node {number}, which the driver names, is no node with CPUs and memory here")
+        return Fact(number)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
