@@ -162,7 +162,7 @@ class Measure:
 
     def skip(self, reason: str) -> NoReturn:
         """End the case as ``skipped``; ``reason`` is for the user."""
-        raise SkipCase(reason)
+        raise SkipCase(reason.strip() or "the bench gave no reason")
 
     # -- measuring -----------------------------------------------------------------------------------------------
 

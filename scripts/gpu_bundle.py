@@ -45,11 +45,16 @@ class Contents:
 
 
 def thin(row: Result, keep: int | None) -> Result:
-    """Return ``row`` with at most ``keep`` of its samples, drawn evenly and the same ones every time; None: all."""
+    """Return ``row`` with at most ``keep`` of its samples, drawn evenly and the same ones every time; None: all.
+
+    The row's value, interval and ``n`` stay: they come of all of them.
+    """
     if keep is None or len(row.samples) <= keep:
         return row
+    if not keep:
+        return row.with_(samples=())
     places = sorted(random.Random(row.digest + row.metric).sample(range(len(row.samples)), keep))
-    return row.with_(samples=tuple(row.samples[place] for place in places))
+    return row.with_(samples=tuple(row.samples[place] for place in places), kept=keep)
 
 
 def collect(

@@ -41,7 +41,7 @@ class Need:
 
 NEEDS = (
     Need("numpy", "numpy", "payloads and statistics", vital=True),
-    Need("numba", "numba", "host kernels, and driver calls in compiled loops", vital=True, call="m.njit(lambda: 1)()"),
+    Need("numba", "numba", "host kernels, and driver calls in compiled loops", vital=True),
     Need("typer", "typer", "the command line", vital=True),
     Need("rich", "rich", "the tables", vital=True),
     Need("cuda.bindings.nvrtc", "cuda-bindings and nvidia-cuda-nvrtc", "compiling CUDA C++: without it no kernel of "

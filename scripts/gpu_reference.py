@@ -12,8 +12,10 @@ a mistake, 3 when nothing may be written.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import gzip
+import json
 import os
 import re
 import socket
@@ -41,7 +43,11 @@ LEAST_WORD = 3  # shorter names are part of other words
 COMMON = frozenset({"root", "localhost", "unknown", "ubuntu", "debian", "user", "home", "nobody"})
 # What these folders of Linux hold is the same on every machine, and reasons quote it.
 _PUBLIC = r"(?:proc(?!/\d)|sys|dev)(?:/|\b)"
-_PATH = re.compile(rf"(?<![\w.)/])(?:~[\w.-]*|file:/)?/(?!{_PUBLIC})[\w.+~-][^\s'\"`,;:)\]]*")
+_PATH = re.compile(
+    # quoted: with its spaces
+    r"(?P<quote>['\"`])[~/](?!" + _PUBLIC + r")[^'\"`]*(?P=quote)"
+    rf"|(?:file://|(?<![\w.)/])~[\w.-]*|(?<![\w.)/]))/(?!{_PUBLIC})[\w.+~-][^\s'\"`,;:)\]]*"
+)
 _HOME = re.compile(r"/(?:home|Users)/([^/\s'\"`,;:)\]]+)")
 _ENV_KEPT_OUT = frozenset({"cuda_visible_devices", "hostname"})
 _FACTS_KEPT_OUT = frozenset({"hostname", "serial"})
@@ -54,10 +60,8 @@ def words_to_hide(runs: Iterable[BundleRun], more: Sequence[str] = ()) -> tuple[
     taken from the home folders in the texts of rows: the bundle may come from another machine.
     """
     found = {socket.gethostname(), os.path.expanduser("~")}
-    try:
+    with contextlib.suppress(OSError, KeyError):  # a container whose user has no name has none to hide
         found.add(getpass.getuser())
-    except (OSError, KeyError):
-        pass  # a container whose user has no name has none to hide
     for run in runs:
         found |= {run.info.host, re.sub(r"-[0-9a-f]{6}$", "", run.info.host)}
         for text in _texts(run):
@@ -176,14 +180,26 @@ def _written(bundle: Path, runs: Mapping[str, BundleRun], words: Collection[str]
 
 def _check(text: str, words: Collection[str], where: str) -> None:
     """Raise NoData when anything that should be hidden is still there: cleaning must not be its own judge."""
-    for word in words:
-        if re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text, re.IGNORECASE):
-            raise NoData(
-                "the reference would still hold a name", where=where, got=word,
-                mend="it stands in a suite, an axis or a metric: rename that, or leave the run out",
-            )  # fmt: skip
-    if found := _HOME.search(text) or re.search(r"/root/", text):
-        raise NoData("the reference would still hold a home folder", where=where, got=found[0])
+    for value in {value for line in text.splitlines() for value in _strings(json.loads(line))}:
+        for word in words:
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", value, re.IGNORECASE):
+                raise NoData(
+                    "the reference would still hold a name", where=where, got=word,
+                    mend="it stands in a suite, an axis or a metric: rename that, or leave the run out",
+                )  # fmt: skip
+        if found := _HOME.search(value) or re.search(r"/root/", value):
+            raise NoData("the reference would still hold a home folder", where=where, got=found[0])
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -203,7 +203,7 @@ class Session:
         self.parts.append(part)
         words = [
             sys.executable, "-m", "kvbench.cli.main", "run", *selects, "--profile", profile, "--no-db",
-            "--bundle", str(part.resolve()), "--label", "gpu-box", *self._scratch(),
+            "--bundle", str(part.resolve()), *self._scratch(),
         ]  # fmt: skip
         ended = self.command(f"{profile} of {' '.join(selects) or 'all suites'}", words, self.left)
         if ended.how == "budget":

@@ -17,6 +17,7 @@ from typing import Literal
 
 GRACE_S = 10.0  # kvbench ends the case under way, writes the end of its run and stops its worker within this
 LOG_BYTES = 4 << 20  # of one command; a sanitizer can print a line per thread
+TAIL_BYTES = 16 << 10  # of a command's output, for the line that says how it ended
 _PR_SET_PDEATHSIG = 1
 
 How = Literal["ended", "budget", "signal"]
@@ -93,7 +94,6 @@ def run(
     A signal this script received is passed on the same way; a second one kills at once.
     """
     began = time.monotonic()
-    tail: list[str] = []
     try:
         child = subprocess.Popen(
             list(command), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -108,7 +108,7 @@ def run(
     with selectors.DefaultSelector() as selector, child.stdout as out:
         os.set_blocking(out.fileno(), False)
         selector.register(out, selectors.EVENT_READ)
-        printed, open_ = 0, True
+        printed, open_, last, gone = 0, True, b"", 0.0
         while True:
             data: bytes | None = None
             if not open_:
@@ -121,14 +121,15 @@ def run(
                 elif printed <= LOG_BYTES:
                     log.write(data)
                 printed += len(data)
-                tail = (tail + data.decode("utf-8", "replace").splitlines())[-40:]
-                continue
-            if data == b"":
+                last = (last + data)[-TAIL_BYTES:]
+            elif data == b"":
                 selector.unregister(out)
                 open_ = False
             now = time.monotonic()
             if child.poll() is not None:
-                break
+                gone = gone or now
+                if not data or now > gone + 1.0:  # what is in the pipe is read, what children left behind print is not
+                    break
             if stop.count > seen:
                 # the first is passed on; whoever sends a second one does not want to wait
                 kill_at = now + grace if seen == told else now
@@ -141,7 +142,7 @@ def run(
                 _kill(child.pid)
     code = child.wait()
     _kill(child.pid)  # what it started and left behind
-    return Ended(how, code, time.monotonic() - began, tuple(tail))
+    return Ended(how, code, time.monotonic() - began, tuple(last.decode("utf-8", "replace").splitlines()))
 
 
 def _kill(group: int) -> None:

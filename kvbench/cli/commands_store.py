@@ -12,7 +12,7 @@ import typer
 
 from kvbench.cli.options import Db, Json
 from kvbench.cli.output import emit, emit_json, say
-from kvbench.errors import EXIT_NO_DATA, EXIT_OK, UsageError
+from kvbench.errors import EXIT_NO_DATA, EXIT_OK, UsageError, printable
 
 if TYPE_CHECKING:
     from kvbench.contract.result import Result
@@ -140,7 +140,7 @@ def export(
         emit_json({"schema": EXPORT_SCHEMA, "files": [{"path": str(file), "format": written.format,
                    "runs": written.runs, "rows": written.rows}]})  # fmt: skip
     else:
-        emit(f"wrote {written.runs} runs, {written.rows} rows to {file} ({written.format})")
+        emit(f"wrote {written.runs} runs, {written.rows} rows to {printable(str(file))} ({written.format})")
 
 
 def import_(
@@ -148,9 +148,14 @@ def import_(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Merge bundles into the database; importing one twice changes nothing. A file comes in whole or not at all."""
-    from kvbench.store import import_bundle, open_store
+    """Merge bundles into the database; importing one twice changes nothing.
 
+    A file with a bad line changes nothing either. Of one that was cut off what is whole comes in, and a line says so.
+    """
+    from kvbench.store import check_bundle, import_bundle, open_store
+
+    for file in files:
+        check_bundle(file)  # before the database: a file that is refused leaves no empty one behind
     done = []
     with open_store(db) as store:
         store.check_writable()
@@ -158,7 +163,7 @@ def import_(
             counts = import_bundle(store, file)
             done.append((file, counts))
             say(
-                f"{file}: {counts.runs_new} new runs, {counts.runs_known} known; "
+                f"{printable(str(file))}: {counts.runs_new} new runs, {counts.runs_known} known; "
                 f"{counts.rows_new} new rows, {counts.rows_known} known"
             )
             for notice in counts.notices:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from kvbench import data
 from kvbench.errors import KvbenchError
 
 _UNUSED_DAYS = 30
@@ -84,13 +85,10 @@ def source_digest(roots: Iterable[Path]) -> str:
 
 def user_cache_dir() -> Path:
     """Return ``$XDG_CACHE_HOME/kvbench`` or ``~/.cache/kvbench``. Raises OSError when there is no home directory."""
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(configured):
-        return Path(configured) / "kvbench"
-    try:
-        return Path.home() / ".cache" / "kvbench"  # without HOME this asks the password database
-    except RuntimeError as error:
-        raise FileNotFoundError(2, "no home directory") from error
+    folder = data.user_cache()
+    if folder is None:
+        raise FileNotFoundError(2, "no home directory")
+    return folder
 
 
 def _probe(folder: Path) -> None:

@@ -35,18 +35,28 @@ _called: Callable[[Any], Any] = intrinsic  # numba itself hands in the first arg
 
 @_called
 def _call2(typingctx: Any, f: Any, a: Any, b: Any) -> Any:
-    return _CODE(_INT, _INT, _INT), _emit
+    return _CODE(*[_INT] * 3), _emit
 
 
 @_called
 def _call4(typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    return _CODE(_INT, _INT, _INT, _INT, _INT), _emit
+    return _CODE(*[_INT] * 5), _emit
+
+
+@_called
+def _call8(typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any, e: Any, g: Any, h: Any, i: Any) -> Any:
+    return _CODE(*[_INT] * 9), _emit
+
+
+@_called
+def _call9(typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any, e: Any, g: Any, h: Any, i: Any, j: Any) -> Any:
+    return _CODE(*[_INT] * 10), _emit
 
 
 @_called
 def _call11(
     typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any, e: Any, g: Any, h: Any, i: Any, j: Any, k: Any, m: Any
-) -> Any:
+) -> Any:  # fmt: skip
     return _CODE(*[_INT] * 12), _emit
 
 
@@ -71,6 +81,32 @@ def _loop4(function: int, rows: int, count: int, step: int) -> int:
 
 
 @kernel("int64(int64, int64, int64, int64)")
+def _loop8(function: int, rows: int, count: int, step: int) -> int:
+    for i in range(count):
+        at = rows + i * step
+        code: int = _call8(
+            function, word_load(at), word_load(at + 8), word_load(at + 16), word_load(at + 24), word_load(at + 32),
+            word_load(at + 40), word_load(at + 48), word_load(at + 56),
+        )  # fmt: skip
+        if code != 0:
+            return code
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def _loop9(function: int, rows: int, count: int, step: int) -> int:
+    for i in range(count):
+        at = rows + i * step
+        code: int = _call9(
+            function, word_load(at), word_load(at + 8), word_load(at + 16), word_load(at + 24), word_load(at + 32),
+            word_load(at + 40), word_load(at + 48), word_load(at + 56), word_load(at + 64),
+        )  # fmt: skip
+        if code != 0:
+            return code
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
 def _loop11(function: int, rows: int, count: int, step: int) -> int:
     for i in range(count):
         at = rows + i * step
@@ -84,11 +120,11 @@ def _loop11(function: int, rows: int, count: int, step: int) -> int:
     return 0
 
 
-_LOOPS = {2: _loop2, 4: _loop4, 11: _loop11}
+_LOOPS = {2: _loop2, 4: _loop4, 8: _loop8, 9: _loop9, 11: _loop11}
 
 
 class CallLoop:
-    """Calls the C function at ``function``, which returns an int and takes 2, 4 or 11 integers or pointers.
+    """Calls the C function at ``function``, which returns an int and takes 2, 4, 8, 9 or 11 integers or pointers.
 
     ``rows``: int64 [calls, arguments], C-contiguous and kept alive here; a caller may change its values between runs.
     Raises UsageError for another number of arguments or another array.
@@ -99,7 +135,7 @@ class CallLoop:
             raise UsageError("not rows of arguments", where="CallLoop", got=f"{rows.dtype} {rows.shape}")
         if rows.shape[1] not in _LOOPS:
             raise UsageError(
-                "no loop for that many arguments", where="CallLoop", got=rows.shape[1], expected="2, 4 or 11"
+                "no loop for that many arguments", where="CallLoop", got=rows.shape[1], expected="2, 4, 8, 9 or 11"
             )
         self.rows = rows
         self._function, self._address = function, rows.ctypes.data

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import pwd
 import re
 import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +17,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from kvbench import data
 from kvbench.errors import KvbenchError, Unavailable, UsageError
 from kvbench.machine.probe import ROOT, Fact
 from kvbench.memory import libc, payload
@@ -54,14 +53,12 @@ class Direct:
 
 
 def _candidates() -> Iterator[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(cache):  # the XDG specification says relative values are invalid
-        yield Path(cache) / "kvbench"
-    home = os.environ.get("HOME", "")
-    if os.path.isabs(home):
-        yield Path(home) / ".cache" / "kvbench"
-    with suppress(KeyError):  # a container's user often has no entry
-        yield Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "kvbench"
+    cache = data.user_cache()
+    if cache is not None:
+        yield cache
+    home = data.user_home()
+    if home is not None:
+        yield home / ".cache" / "kvbench"
     yield Path(tempfile.gettempdir()) / f"kvbench-{os.getuid()}"
 
 

@@ -48,6 +48,7 @@ def heading(run: RunInfo) -> str:
 def _drawable(row: Result) -> bool:
     """Return whether a chart can place ``row``: rows that contradict themselves may be in an older database."""
     sizes = [row.resolved.get(name, size) for name, size in row.axes.items() if name in BYTE_AXES]
+    sizes += [getattr(row.bytes, name) for name in Bytes.__slots__]
     return (
         row.value is not None and 1 / SHOWABLE < row.value < SHOWABLE
         and (row.seconds is None or 1 / SHOWABLE < row.seconds < SHOWABLE)

@@ -57,7 +57,8 @@ def _check_value(row: Result) -> None:
     elif row.unit in POSITIVE_UNITS and (value < 0 or (value == 0 and row.basis in _TIMED)):
         raise ValueError(f"result.value is {value} {row.unit}, expected more than 0")
     elif not (-math.inf if low is None else low) <= value <= (math.inf if high is None else high):
-        raise ValueError(f"result.value is {value}, outside its interval {low} to {high}")
+        ends = ["unknown" if end is None else end for end in (low, high)]
+        raise ValueError(f"result.value is {value}, outside its interval {ends[0]} to {ends[1]}")
     if row.seconds is not None and row.seconds <= 0:
         raise ValueError(f"result.seconds is {row.seconds}, expected more than 0")
 

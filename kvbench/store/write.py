@@ -223,12 +223,13 @@ def insert_case(connection: Connection, run_id: int, rows: Sequence[Result], pos
     axes = storable(first.axes)
     identity = {"suite": first.suite, "bench": first.bench, "bench_version": first.bench_version}
     identity = storable(identity)
-    # few statements, because each is a round trip to a server that may be far away: 5 a case, however many rows it has
+    # few statements, because each is a round trip to a server that may be far away: 5 or 6 a case, whatever its rows
     find = select(cases).where(cases.c.digest == first.digest)
-    known = connection.execute(find).mappings().one_or_none()
+    known: Mapping[Any, Any] | None = connection.execute(find).mappings().one_or_none()
     if known is None:
-        _insert(connection, cases, {"digest": first.digest, "axes": axes, **identity})
-        known = connection.execute(find).mappings().one()
+        made = _insert(connection, cases, {"digest": first.digest, "axes": axes, **identity})
+        # None: another writer was first
+        known = connection.execute(find).mappings().one() if made is None else {"id": made, "axes": axes, **identity}
     stored_axes: dict[str, Any] = known["axes"]
     # an axis added later is absent from one side at its default; an axis both have must agree
     if any(known[name] != value for name, value in identity.items()) or any(
@@ -248,7 +249,8 @@ def insert_case(connection: Connection, run_id: int, rows: Sequence[Result], pos
         for row, value in zip(rows, values, strict=True) if value["metric"] in ids and row.samples
     ]  # fmt: skip
     if aside:
-        connection.execute(samples.insert(), aside)
+        # with RETURNING it is one statement of many rows, not one a row
+        connection.execute(samples.insert().returning(samples.c.result_id), aside)
     if ids:
         later = (runs.c.last_commit_at.is_(None)) | (runs.c.last_commit_at < at)
         connection.execute(update(runs).where((runs.c.id == run_id) & later).values(last_commit_at=at))

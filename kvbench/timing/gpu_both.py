@@ -19,8 +19,9 @@ class Together:
     """
 
     def __init__(
-        self, gpu: GpuSession, first: Submit, second: Submit, operations: tuple[int, int], repeats: tuple[int, int] = (1, 1)
-    ) -> None:
+        self, gpu: GpuSession, first: Submit, second: Submit, operations: tuple[int, int],
+        repeats: tuple[int, int] = (1, 1),
+    ) -> None:  # fmt: skip
         self._work, self._repeats = (first, second), repeats
         self.other: Stream = gpu.enter(Stream(gpu.device))
         self._begin, *self._ends = (gpu.enter(Event(gpu.device)) for _ in range(3))

@@ -15,7 +15,7 @@ from kvbench.timing.summary import summarise
 
 if TYPE_CHECKING:
     from kvbench.measure import Measure, RateOf
-    from kvbench.timing.gpu_session import StateWatch
+    from kvbench.timing.gpu_session import GpuSession
 
 
 def resolved(events: EventRun) -> str:
@@ -30,15 +30,15 @@ def resolved(events: EventRun) -> str:
 
 
 def add_sampled(
-    measure: Measure, metric: str, run: Run, *, unit: str, better: Better, amount: float, events: EventRun | None = None,
-    ceilings: Sequence[Ceiling] = (), kernel: str | None = None, moved: Bytes | None = None,
-    rate_of: RateOf | None = None,
+    measure: Measure, gpu: GpuSession, metric: str, run: Run, *, unit: str, better: Better, amount: float,
+    events: EventRun | None = None, ceilings: Sequence[Ceiling] = (), kernel: str | None = None,
+    moved: Bytes | None = None, rate_of: RateOf | None = None,
 ) -> None:  # fmt: skip
     """Sample ``run`` in the case's budget and add the row ``metric``: ``amount`` per second, or seconds per ``amount``.
 
     ``events``: the clock's run behind ``run``; windows too short for it leave a row without value that says so.
     """
-    found = sample(run, measure.context.budget, gate=None, seed=measure.context.seed)
+    found = sample(run, measure.context.budget, gate=None, marker=gpu.marker(), seed=measure.context.seed)
     why = "" if events is None else resolved(events)
     if why:
         measure.extra(metric, None, unit=unit, better=better, status="skipped", reason=why)
@@ -92,13 +92,17 @@ def add_value(
     )  # fmt: skip
 
 
-def report_state(measure: Measure, watch: StateWatch, reason: str) -> None:
-    """Flag the case with what happened to the board while it ran; say why where nobody could look."""
-    for word in watch.words:
-        measure.flag(word)
-    if watch.looks:
-        measure.note("gpu_looks", watch.looks)
-        measure.note("gpu_marked", watch.marked)
-    elif reason:
+def on_gpu(measure: Measure, gpu: GpuSession, *, link: bool) -> None:
+    """Say what measures: the device's facts, and its state as marks of the samples (flag ``gpu_unwatched`` without).
+
+    ``link``: the work moves bytes over the link, so that a downshift of it disturbs.
+    """
+    gpu.watch_link = link
+    for name, value in gpu.facts().items():
+        measure.note(name, value)
+    marks = gpu.marker()
+    if marks is None:
         measure.flag("gpu_unwatched")
-        measure.note("gpu_state", reason)
+        measure.note("gpu_state", gpu.board_reason)
+    # What clocks and link did while they rose to the work is dropped: the sampler asks once after its warm-up.
+    measure.on_device(marks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,16 +23,14 @@ from kvbench.machine.nvml_devices import read_devices
 from kvbench.machine.nvml_state import GpuProbe, LinkUnderLoad, LinkWatch, marker
 from kvbench.machine.physical import PCIE_GENERATIONS, pcie_bytes_per_s
 from kvbench.memory.cuda.device import Device, Launch, allocate
-from kvbench.memory.cuda.driver import Driver
+from kvbench.memory.cuda.driver import LIBRARY, Driver
 from kvbench.memory.cuda.kernels import Kernels
 from kvbench.memory.cuda.service import THREADS, Service
-from kvbench.timing.clock import now_ns
 from kvbench.timing.events import FLUSH_MULTIPLE, EventClock
-from kvbench.timing.sampler import MARK_NS, Run
+from kvbench.timing.sampler import Run
 
 T = TypeVar("T")
 L2_MULTIPLE = 4  # a working set below this many L2 is partly served by it (trap T10)
-WARM_CALLS = 3  # clocks and link of an idle board rise with the work: that is no disturbance yet
 
 
 @functools.cache
@@ -44,8 +42,13 @@ _kept: dict[tuple[int, int], Device] = {}
 
 
 def open_driver() -> Driver:
-    """Return this process's driver. Raises Unavailable where there is none or it shows no GPU."""
-    return _process_driver()
+    """Return this process's driver. Raises Unavailable, in few words, where there is none or it shows no GPU."""
+    try:
+        return _process_driver()
+    except Unavailable as error:
+        if isinstance(error.__cause__, OSError):
+            raise Unavailable(f"no GPU here: {LIBRARY} does not load") from error
+        raise
 
 
 def keep_context(driver: Driver, ordinal: int) -> None:
@@ -77,13 +80,14 @@ class GpuSession:
         self._flush: Launch | None = None
         self._boards: tuple[GpuProbe, Gpu | None] | None = None
         self.board_reason = ""
+        self.watch_link = False  # whether a downshift of the link disturbs the work
         with ExitStack() as stack:
             self.device = stack.enter_context(Device(driver, ordinal))
             arch = self.device.facts.arch
             self.service = stack.enter_context(Service(self.device, image_of(SERVICE, arch)))
             self.clock = stack.enter_context(EventClock(self.service))
-            self.kernels = Kernels(self.device, image_of, stack)
             self._stack = stack.pop_all()
+        self.kernels = Kernels(self.device, image_of, self._stack)
 
     def enter(self, resource: AbstractContextManager[T]) -> T:
         """Open ``resource`` until the session ends, last opened first."""
@@ -174,6 +178,15 @@ class GpuSession:
         boards = [b for b in read_gpus().boards if b.uuid_hash and b.uuid_hash == uuid_hash(same[0].board_uuid)]
         return same[0].index, boards[0] if len(boards) == 1 else None
 
+    def marker(self) -> Callable[[], Sequence[str]] | None:
+        """Return what names what happened to the board since it was last asked; None where nobody can look."""
+        probe, _ = self.board()
+        return marker(probe, link=self.watch_link) if probe.indices else None
+
+    def link_watch(self) -> LinkWatch:
+        """Return what looks at the link while work runs (trap T46): enter it around the measurement."""
+        return LinkWatch(self.board()[0])
+
     def link_ceiling(self, directions: int) -> Ceiling:
         """Return what the link can carry in ``directions`` (1 or 2) at once; value None, with why, where unknown."""
         probe, _ = self.board()
@@ -195,42 +208,7 @@ class GpuSession:
             why = self.board_reason or "NVML does not tell memory clock and bus width"
             return Ceiling("hbm", None, "physical", why)
         value = 2e6 * board.max_memory_mhz * board.memory_bus_bits / 8
-        return Ceiling(
-            "hbm", value, "physical", f"2 x {board.max_memory_mhz} MHz x {board.memory_bus_bits} bit (NVML)"
-        )
-
-
-class StateWatch:
-    """Looks at the board between the calls of a run, after the first ones, and keeps the words for what happened.
-
-    A look costs some driver calls, so there are at least 20 ms between two. ``words`` are the marks seen, ``looks`` how
-    often it looked, ``marked`` how often it saw one.
-    """
-
-    def __init__(self, probe: GpuProbe, run: Run, *, link: bool) -> None:
-        self.words: dict[str, None] = {}
-        self.looks = self.marked = 0
-        self._probe, self._run, self._link = probe, run, link
-        self._calls, self._at = 0, 0
-        self._marks: Callable[[], object] | None = None
-
-    def __call__(self, reps: int) -> float | None:
-        seconds = self._run(reps)
-        self._calls += 1
-        if self._calls >= WARM_CALLS and self._probe.indices and now_ns() - self._at >= MARK_NS:
-            self._look()
-            self._at = now_ns()
-        return seconds
-
-    def _look(self) -> None:
-        if self._marks is None:
-            self._marks = marker(self._probe, link=self._link)
-            return
-        self.looks += 1
-        found = self._marks()
-        if isinstance(found, tuple) and found:
-            self.marked += 1
-            self.words.update(dict.fromkeys(found))
+        return Ceiling("hbm", value, "physical", f"2 x {board.max_memory_mhz} MHz x {board.memory_bus_bits} bit (NVML)")
 
 
 def before_each(run: Run, prepare: Callable[[], None]) -> Run:
@@ -247,11 +225,6 @@ def before_each(run: Run, prepare: Callable[[], None]) -> Run:
         return seconds
 
     return one_by_one
-
-
-def link_watch(probe: GpuProbe) -> LinkWatch:
-    """Return what looks at the link while work runs (trap T46): enter it around the measurement."""
-    return LinkWatch(probe)
 
 
 def link_notes(found: tuple[LinkUnderLoad, ...]) -> dict[str, Scalar]:

@@ -13,6 +13,7 @@ from kvbench.memory.cuda.device import Device, Stream, allocate
 from kvbench.memory.cuda.driver import CudaError, PoisonedDevice
 from kvbench.memory.cuda.entries import MemcpyAttributes
 from kvbench.memory.cuda.service import Service
+from kvbench.transport.gpu_ce import StreamCalls
 from kvbench.transport.gpu_pieces import Pieces
 
 NEW, OLD = "cuMemcpyBatchAsync", "cuMemcpyBatchAsync@12080"
@@ -33,23 +34,21 @@ class BatchCopy:
             driver.address(OLD)  # raises, naming the version that has it
         self.operations, self.link_bytes = pieces.count, pieces.nbytes
         self.kernel = f"{self._key.partition('@')[0]} of {pieces.count}"
-        self._device = device
         # Descriptors are made once and in arrays: Python lists of 16 thousand items cost more than the copies.
-        self._arrays = (
-            pieces.targets().astype(np.uint64), pieces.sources().astype(np.uint64),
-            np.full(pieces.count, pieces.fragment, np.uint64),
-        )  # fmt: skip
-        self._attributes = MemcpyAttributes(srcAccessOrder=STREAM_ORDER)
-        self._first, self._failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in self._arrays]
-        self._arguments = [*pointers, pieces.count, ctypes.byref(self._attributes), ctypes.byref(self._first), 1]
+        arrays = (pieces.targets(), pieces.sources(), np.full(pieces.count, pieces.fragment, np.int64))
+        attributes = MemcpyAttributes(srcAccessOrder=STREAM_ORDER)
+        first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        row = [array.ctypes.data for array in arrays]
+        row += [pieces.count, ctypes.addressof(attributes), ctypes.addressof(first), 1]
         if self._key == OLD:
-            self._arguments.append(ctypes.byref(self._failed))
+            row.append(ctypes.addressof(failed))
+        rows = np.array([[*row, 0]], np.int64)
+        keep = (arrays, attributes, first, failed)
+        self.calls = StreamCalls(device, self._key, rows, operations=pieces.count, keep=keep)
 
     def submit(self, stream: Stream) -> None:
-        """Queue the batch. Raises CudaError when the driver refuses it."""
-        self._device.call(self._key, *self._arguments, stream.handle)
-        stream.count(self.operations)
+        """Queue the batch; errors as of :class:`gpu_ce.StreamCalls`."""
+        self.calls(stream)
 
 
 def probe(service: Service) -> None:
@@ -70,7 +69,7 @@ def probe(service: Service) -> None:
         except PoisonedDevice:
             raise
         except CudaError as error:
-            raise Unavailable("the batched copy call does not serve two items", where="batch", got=str(error)) from error
+            raise Unavailable("the batched copy call does not serve two items", got=str(error)) from error
         found = service.read(target, 4 * PROBE_BYTES)
     wanted = payload.expected(4 * PROBE_BYTES, 12)
     for slot, origin in enumerate(order.tolist()):

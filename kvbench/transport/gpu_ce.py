@@ -12,12 +12,16 @@ COPY = "cuMemcpyAsync"
 
 
 class StreamCalls:
-    """Compiled calls of the driver entry ``call``, one a row of ``rows``; their last argument is the stream's place."""
+    """Compiled calls of the driver entry ``call``, one a row of ``rows``; the stream's place among the arguments is
+    ``place``, and a call counts as ``operations`` queued there. ``keep`` is what the rows hold addresses of."""
 
-    def __init__(self, device: Device, call: str, rows: Words) -> None:
+    def __init__(
+        self, device: Device, call: str, rows: Words, *, place: int = -1, operations: int = 1, keep: object = None
+    ) -> None:
         from kvbench.kernels.driver_loop import CallLoop
 
-        self._device, self._call, self._stream = device, call, 0
+        self._device, self._call, self._stream = device, call.partition("@")[0], 0
+        self._place, self._operations, self._keep = place, operations, keep
         self._loop = CallLoop(device.driver.address(call), rows)
 
     def __call__(self, stream: Stream, times: int | None = None) -> None:
@@ -32,9 +36,9 @@ class StreamCalls:
         if not address:
             raise KvbenchError("the stream is closed", where=self._call)
         if address != self._stream:
-            self._loop.rows[:, -1] = self._stream = address
+            self._loop.rows[:, self._place] = self._stream = address
         driver.check(self._call, self._loop() if times is None else self._loop.repeat(times))
-        stream.count(len(self._loop.rows) if times is None else times)
+        stream.count(self._operations * (len(self._loop.rows) if times is None else times))
 
 
 class CopyEngine:
@@ -45,8 +49,8 @@ class CopyEngine:
         self.kernel = f"{COPY} x {pieces.count}"
         rows = np.zeros((pieces.count, 4), np.int64)
         rows[:, 0], rows[:, 1], rows[:, 2] = pieces.targets(), pieces.sources(), pieces.fragment
-        self._calls = StreamCalls(device, COPY, rows)
+        self.calls = StreamCalls(device, COPY, rows)
 
     def submit(self, stream: Stream) -> None:
         """Queue the copies; errors as of :class:`StreamCalls`."""
-        self._calls(stream)
+        self.calls(stream)

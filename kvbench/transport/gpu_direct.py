@@ -10,7 +10,7 @@ FIRST, STEP = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95  # of what is written: odd 
 
 
 class ReadInPlace:
-    """A mover: one launch of ``link_read``, which leaves one sum a block at device address ``sums`` (8 x ``grid`` bytes)."""
+    """A mover: one launch of ``link_read``, which leaves a sum a block at address ``sums``, 8 x ``grid`` bytes."""
 
     def __init__(self, kernels: Kernels, sums: int, source: int, nbytes: int, grid: int) -> None:
         self.operations, self.link_bytes, self.grid = 1, nbytes, grid

@@ -13,6 +13,7 @@ from kvbench.memory import payload
 from kvbench.memory.cuda.buffers import GpuBuffer
 from kvbench.memory.cuda.kernels import payload_sum, ramp
 from kvbench.memory.cuda.service import WINDOW, Service, windows
+from kvbench.memory.host import Placement
 from kvbench.transport.gpu_direct import FIRST, STEP
 from kvbench.transport.gpu_pieces import Mover, Words
 
@@ -26,6 +27,8 @@ class Lane:
     """``mover`` brings bytes one ``way``. ``check`` raises VerifyError unless all arrived; ``spoil`` makes it fail.
 
     ``source_tier`` and ``target_tier`` are what the driver says of the addresses used, None where there is no buffer.
+    ``prepare``: to be done before each pass, outside its window, or the pass has nothing to move; None: nothing.
+    ``flags`` and ``placement`` are those of the host buffer, None where no host memory of this process takes part.
     """
 
     way: Way
@@ -34,10 +37,13 @@ class Lane:
     spoil: Callable[[], None]
     source_tier: str | None
     target_tier: str | None
+    prepare: Callable[[], None] | None = None
+    flags: tuple[str, ...] = ()
+    placement: Placement | None = None
 
 
 def copied(way: Way, service: Service, mover: Mover, source: GpuBuffer, target: GpuBuffer, order: Words) -> Lane:
-    """Return the lane of a copy of ``source`` into ``target``, slot ``order[i]`` to slot i; the target is spoilt here."""
+    """Return the lane of a copy of ``source`` into ``target``, slot ``order[i]`` to slot i; the target is spoilt."""
 
     def check() -> None:
         if len(order) == 1:
@@ -48,7 +54,7 @@ def copied(way: Way, service: Service, mover: Mover, source: GpuBuffer, target: 
         for slot, origin in enumerate(order.tolist()):
             found = service.checksum(target.copy_address + slot * size, size)
             if found != payload.checksum(payload.expected(size, source.seed, source.kind, origin * size)):
-                raise VerifyError("a fragment did not arrive", where=f"link {way}", got=f"another checksum, slot {slot}")
+                raise VerifyError("a fragment did not arrive", where=f"link {way}", got=f"other bytes in slot {slot}")
 
     def spoil() -> None:
         target.refill(source.seed + OTHER)
@@ -83,7 +89,7 @@ def from_file(service: Service, mover: Mover, target: GpuBuffer, seed: int) -> L
             size = min(CHUNK, target.nbytes - start)
             found = service.checksum(target.copy_address + start, size)
             if found != payload.checksum(payload.expected(size, seed, "bits", start)):
-                raise VerifyError("the file did not arrive", where="link fetch", got=f"another checksum at byte {start}")
+                raise VerifyError("the file did not arrive", where="link fetch", got=f"other bytes from {start} on")
 
     def spoil() -> None:
         target.refill(seed + OTHER)

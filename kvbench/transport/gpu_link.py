@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,28 +21,13 @@ from kvbench.transport import gpu_batch
 from kvbench.transport.gpu_ce import CopyEngine
 from kvbench.transport.gpu_direct import ReadInPlace, WriteInPlace
 from kvbench.transport.gpu_lane import Lane, Way, copied, from_file, read_in_place, written_in_place
+from kvbench.transport.gpu_paths import Far, makes_sense
 from kvbench.transport.gpu_pieces import Mover, Pieces, scattered
 from kvbench.transport.gpu_sm import ThreadCopy
 from kvbench.transport.gpu_staged import StagedRead
 
-Far = Literal["pinned", "pageable", "managed", "file"]
+Enter = Callable[[AbstractContextManager[Any]], Any]
 STAGES, STAGE_BYTES = 4, 4 << 20  # four reads of 4 MiB in flight
-# What each far tier can be moved by; other combinations have no meaning or no driver path that does what they say.
-TRANSPORTS: dict[str, tuple[str, ...]] = {
-    "pinned": ("ce", "batch", "sm", "direct"), "pageable": ("ce",), "managed": ("ce", "direct"), "file": ("staged",),
-}  # fmt: skip
-# A pageable copy blocks the thread that asks for it, so one thread never has both directions under way; pages of
-# managed memory move to whoever touches them, so writing in place leaves nothing on the host.
-WAYS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("pageable", "ce"): ("fetch", "evict"), ("managed", "ce"): ("fetch", "evict"), ("managed", "direct"): ("fetch",),
-    ("file", "staged"): ("fetch",),
-}  # fmt: skip
-
-
-class Enter(Protocol):
-    """Opens a resource until the case ends."""
-
-    def __call__(self, resource: AbstractContextManager[Any]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +52,9 @@ class Link:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        return ("fetch", "evict") if self.direction == "both" else ("fetch",) if self.direction == "fetch" else ("evict",)
-
-
-def makes_sense(far: str, transport: str, direction: str, nbytes: int, pieces: int) -> bool:
-    """Return whether there is such a link: the transports of the tier, whole fragments, scattering only by copies."""
-    if transport not in TRANSPORTS.get(far, ()) or direction not in WAYS.get((far, transport), (direction,)):
-        return False
-    if pieces == 1:
-        return True
-    whole = nbytes % pieces == 0 and nbytes // pieces % 8 == 0
-    return far == "pinned" and transport in ("ce", "batch") and pieces >= 4 and whole
+        if self.direction == "both":
+            return ("fetch", "evict")
+        return ("fetch",) if self.direction == "fetch" else ("evict",)
 
 
 def open_lanes(service: Service, kernels: Kernels, enter: Enter, link: Link) -> list[Lane]:
@@ -112,10 +89,10 @@ class _Opener:
             far = self._far(seed)
             if way == "evict":
                 mover: Mover = WriteInPlace(self.kernels, _device(far), link.nbytes, grid)
-                return self._checked(written_in_place(mover, far))
+                return self._checked(written_in_place(mover, far), far)
             sums = self.enter(hbm(service, 8 * grid, seed=seed))
             mover = ReadInPlace(self.kernels, _device(sums), _device(far), link.nbytes, grid)
-            return self._checked(read_in_place(service, mover, far, sums))
+            return self._checked(read_in_place(service, mover, far, sums), far)
         near, far = self.enter(hbm(service, link.nbytes, seed=seed)), self._far(seed + 1)
         source, target = (far, near) if way == "fetch" else (near, far)
         order = scattered(link.pieces, seed)
@@ -124,7 +101,7 @@ class _Opener:
         else:
             pieces = Pieces(target.copy_address, source.copy_address, link.nbytes // link.pieces, order)
             mover = (CopyEngine if link.transport == "ce" else gpu_batch.BatchCopy)(service.device, pieces)
-        return self._checked(copied(way, service, mover, source, target, order))
+        return self._checked(copied(way, service, mover, source, target, order), far)
 
     def _grid(self) -> int:
         # One block a multiprocessor; half of them each when two run at a time, else the second waits for the first.
@@ -148,15 +125,17 @@ class _Opener:
             for i in range(min(STAGES, -(-link.nbytes // STAGE_BYTES)))
         ]
         mover = self.enter(StagedRead(service.device, file, target.copy_address, stages))
-        return from_file(service, mover, target, seed)
+        flags = () if mover.direct else ("page_cache_dropped",)
+        return replace(from_file(service, mover, target, seed), prepare=mover.prepare, flags=flags)
 
-    def _checked(self, lane: Lane) -> Lane:
+    def _checked(self, lane: Lane, far: GpuBuffer) -> Lane:
         """Raise VerifyError unless the tiers the driver named are those of the direction (trap T38)."""
         ends = ("hbm", self.link.far) if lane.way == "evict" else (self.link.far, "hbm")
         for found, wanted in zip((lane.source_tier, lane.target_tier), ends, strict=True):
             if found is not None and found != wanted:
                 raise VerifyError("the direction is another one", where=f"link {lane.way}", got=found, expected=wanted)
-        return lane
+        prepare = _to_host(far) if far.tier == "managed" else None
+        return replace(lane, prepare=prepare, flags=far.flags, placement=far.placement)
 
 
 def _device(buffer: GpuBuffer) -> int:
@@ -166,9 +145,9 @@ def _device(buffer: GpuBuffer) -> int:
     return address
 
 
-def to_host(lane_buffer: GpuBuffer) -> Callable[[], None]:
+def _to_host(buffer: GpuBuffer) -> Callable[[], None]:
     """Return what brings the pages of managed memory back to the host: a read and a write of one byte a page."""
-    view = lane_buffer.array()[:: libc.base_page_bytes()]
+    view = buffer.array()[:: libc.base_page_bytes()]
 
     def touch() -> None:
         np.bitwise_xor(view, np.uint8(0), out=view)

@@ -53,9 +53,12 @@ from tests.cli.conftest import Kvbench
         (("list", "nosuch"), 2, "nosuch"),
     ],
 )
-def test_one_line_and_the_right_code(kvbench: Kvbench, arguments: tuple[str, ...], code: int, text: str) -> None:
+def test_one_line_and_the_right_code(
+    kvbench: Kvbench, environment: dict[str, str], arguments: tuple[str, ...], code: int, text: str
+) -> None:
     if arguments[0] in ("show", "export") or "deadbeef" in arguments:
-        kvbench("import", "nowhere.jsonl")  # makes the empty database, so the selector is what is wrong
+        with open_store(environment["KVBENCH_DB"]):
+            pass  # an empty database, so the selector is what is wrong
     ran = kvbench(*arguments)
     assert ran.returncode == code, ran.stderr
     assert text in ran.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 import types
@@ -120,10 +121,10 @@ def test_home_unset(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME")
 
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def unknown(_uid: int) -> None:
+        raise KeyError("no such user")
 
-    monkeypatch.setattr(cache.Path, "home", no_home)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
     info = cache.prepare()
     assert info.reason == "kernel cache in a temporary directory: no home directory"
     assert info.path.is_dir()

@@ -92,8 +92,8 @@ def test_an_unusable_scratch_directory_blocks_the_file_tier(tmp_path: Path) -> N
 
 
 def test_a_counter_that_does_not_count_is_an_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.memory import readers
     from kvbench.machine.probe import Fact
+    from kvbench.memory import readers
 
     works = doctor.try_scratch(tmp_path)[1].available
     monkeypatch.setattr(readers, "probe_counter", lambda _: Fact(False, "read_bytes grew by [0, 0]"))

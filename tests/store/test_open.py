@@ -42,7 +42,7 @@ def test_default_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch, 
     assert default_target() == "/elsewhere.db"
 
 
-@pytest.mark.parametrize("home", [None, ""])
+@pytest.mark.parametrize("home", [None, "", "relative", "./x", "~"])
 def test_without_home_the_password_database_decides(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.delenv("HOME")
@@ -65,6 +65,20 @@ def test_the_default_folder_is_made_and_an_explicit_one_is_not(tmp_path: Path) -
         store.check_writable()
     assert "mkdir -p" in refused(tmp_path / "missing" / "kv.db")
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_home_that_does_not_exist_is_named_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "no" / "home"))
+    with pytest.raises(UsageError, match=r"/no/home: the home directory does not exist.*--db PATH") as caught:
+        open_store()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="no database here"):
+        open_store(create=False)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # the XDG specification wants this one made
+    open_store().close()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_files_that_are_no_database(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from kvbench.contract.result import Ceiling, PlannedCase, Result
 from kvbench.errors import StoreError, UsageError
@@ -211,6 +212,39 @@ def test_labels(any_store: Store) -> None:
     for label in ("", "latest", "latest~2", "x" * 201, "a\x00b", "caf\udce9"):
         with pytest.raises(UsageError):
             check_label(label)
+
+
+def test_no_label_reads_as_the_uuid_that_show_is_told(any_store: Store) -> None:
+    first = make_run()
+    any_store.begin_run(first)
+    for label in (first.uuid[:8], first.uuid, first.group, "680ce5e3", "20250301", first.uuid[:13], first.uuid[:9]):
+        with pytest.raises(UsageError, match="reads as the UUID of a run") as caught:
+            any_store.begin_run(make_run(label=label))
+        assert "\n" not in str(caught.value)
+        with pytest.raises(UsageError, match="reads as the UUID of a run"):
+            check_label(label)
+        with pytest.raises(UsageError, match="reads as the UUID of a run"):
+            any_store.set_label(first.uuid, label)
+    assert [run.info for run in any_store.runs()] == [first]
+    for label in ("680ce5e", "680ce5e3x", "680ce5e31", "v680ce5e3", "DEADBEEF", "deadbeef-base", "2025-03-01"):
+        assert check_label(label) == label
+        any_store.begin_run(make_run(label=label))
+
+
+def test_a_case_takes_few_statements_however_many_rows_it_has(any_store: Store) -> None:
+    """Each statement is a round trip to a server that may be far away."""
+    run = make_run()
+    any_store.begin_run(run)
+    any_store.add_results(run.uuid, [make_row(0)], 0)
+    asked: list[str] = []
+    event.listen(any_store.database.engine, "before_cursor_execute", lambda c, u, s, p, x, m: asked.append(s))
+    any_store.add_results(run.uuid, [make_row(0, f"m{n}") for n in range(20)], 0)
+    again = [make_row(0, f"m{n}", value=3.0) for n in (3, 19)]
+    any_store.add_results(run.uuid, [*again, make_row(0, "late")], 0)
+    assert len([statement for statement in asked if not statement.startswith("BEGIN")]) == 10
+    found = any_store.results(run.uuid, with_samples=True)
+    assert [row.metric for row in found] == ["bandwidth", *(f"m{n}" for n in range(20)), "late"]
+    assert {(row.value, row.samples) for row in found} == {(1e10, make_row(0).samples)}
 
 
 def test_reading_old_rows_after_a_crash_of_the_same_uuid(store: Store) -> None:

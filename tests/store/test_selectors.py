@@ -18,7 +18,7 @@ GROUP = "bbbb0000-0000-4000-8000-000000000000"
 def add(store: Store, *, status: str = "ok", suite: str = "ladder", **changes: object) -> str:
     run = make_run(**changes)
     store.begin_run(run)
-    value = None if status == "failed" else 1.0
+    value = None if status in ("failed", "skipped") else 1.0
     store.add_results(run.uuid, [make_row(0, suite=suite, status=status, value=value)], 0)
     return run.uuid
 
@@ -59,32 +59,46 @@ def test_labels_name_one_group(any_store: Store) -> None:
     add(any_store, uuid=f"{B}1", label="base")
     with pytest.raises(UsageError, match=r"matches 2 things.*label of group bbbb"):
         names(any_store, "base")
-    add(any_store, label="aaaa2222")  # a label that is also the prefix of another run
+    odd = add(any_store, label="x")
+    with any_store.database.write() as connection:  # a label from before such labels were refused
+        connection.exec_driver_sql(f"UPDATE runs SET label = 'aaaa2222' WHERE uuid = '{odd}'")
     with pytest.raises(UsageError, match="matches 2 things"):
         names(any_store, "aaaa2222")
-    add(any_store, label=f"{A}1")
+    with any_store.database.write() as connection:
+        connection.exec_driver_sql(f"UPDATE runs SET label = '{A}1' WHERE uuid = '{odd}'")
     assert names(any_store, f"{A}1") == [f"{A}1"]  # a whole UUID is never a label
 
 
-def test_latest_is_the_newest_group_of_this_host_with_an_ok_row(any_store: Store) -> None:
-    with pytest.raises(UsageError, match="0 groups of this host have an ok row"):
+def test_latest_is_the_newest_group_of_this_host_with_a_value(any_store: Store) -> None:
+    with pytest.raises(UsageError, match="0 groups of this host have a row with a value"):
         names(any_store, "latest")
     old = add(any_store, started_at=at(1))
     group = make_run().group
     new = [add(any_store, started_at=at(second), group=group) for second in (2, 9)]
     add(any_store, started_at=at(10), status="failed")
-    add(any_store, started_at=at(11), status="suspect")
+    add(any_store, started_at=at(11), status="invalid")
+    add(any_store, started_at=at(12), status="skipped")
     add(any_store, started_at=at(12), suite="canary")
     elsewhere = add(any_store, started_at=at(13), host="elsewhere")
     assert names(any_store, "latest") == new
     assert names(any_store, "latest~0") == new
     assert names(any_store, "latest~1") == [old]
     assert names(any_store, "latest", "elsewhere") == [elsewhere]
+    with pytest.raises(UsageError, match=r"1 group of this host has.*at most latest~0"):
+        names(any_store, "latest~1", "elsewhere")
     with pytest.raises(UsageError, match=r"2 groups.*at most latest~1"):
         names(any_store, "latest~2")
     for selector in ("latest~", "latest~-1", "latest~x", "Latest"):
         with pytest.raises(UsageError, match="no run matches"):
             names(any_store, selector)
+
+
+@pytest.mark.parametrize("status", ["suspect", "tainted"])
+def test_latest_does_not_pass_over_the_run_of_a_busy_machine(store: Store, status: str) -> None:
+    add(store, started_at=at(1))
+    newest = add(store, started_at=at(2), status=status)  # still running: nothing has ended it
+    assert names(store, "latest") == [newest]
+    assert store.run(newest).info.status == "running"
 
 
 def test_bundle_files(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

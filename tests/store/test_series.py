@@ -61,7 +61,7 @@ def test_another_version_or_axis_is_another_case(any_store: Store) -> None:
     a = stored(any_store, make_row(0))
     axes = make_row(0).axes
     newer = make_row(0, bench_version=2, digest=digest_of("ladder", "host_bandwidth", 2, axes))
-    b = stored(any_store, newer, make_row(0, axes={**axes, "bytes": float(4096)}))
+    b = stored(any_store, newer, make_row(0, axes={**axes, "bytes": "4096"}))
     assert [(p.bench_version, p.a is None, p.b is None) for p in any_store.pairs(a, b)] == [
         (1, False, True), (2, True, False), (1, True, False)
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_sqlite_answers_both_from_indices(store: Store) -> None:
             assert "(run_id=?" in steps or "run_id=?)" in steps, plan
 
 
-def test_latest_is_found_behind_many_runs_without_an_ok_row(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_is_found_behind_many_runs_without_a_value(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.store.query._PAGE", 2)
     wanted = [stored(any_store, make_row(0), started_at=at(second)) for second in range(3)]
     group = make_run().group

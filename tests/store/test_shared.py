@@ -43,7 +43,7 @@ def bundles(folder: Path) -> list[Path]:
                 writer.begin_run(run)
                 order = sorted(range(CASES), key=lambda case: (case * (number + 2) + turn) % 7)
                 for position, case in enumerate(order):
-                    rows = [make_row(case, value=float(number * 100 + case)), make_row(case, "latency")]
+                    rows = [make_row(case, value=float(number * 100 + case + 1)), make_row(case, "latency")]
                     writer.add_results(run.uuid, rows, position, committed_at=at(position))
                 writer.finish_run(run.uuid, "ok", at(9))
         made.append(path)
@@ -73,7 +73,7 @@ def test_two_importers_of_five_machines_at_once(any_target: str, tmp_path: Path)
         assert rows_in(store, tables) == [2, 5, CASES, 10, 120, 120]
         # a case on one kind of hardware: the machines of that class and no others
         points = store.history(make_row(3).digest, "bandwidth", "cpu-1")
-        assert sorted(p.figure.value or 0 for p in points) == [103.0, 103.0, 303.0, 303.0]
+        assert sorted(p.figure.value or 0 for p in points) == [104.0, 104.0, 304.0, 304.0]
         assert export_bundle(store, "m4", tmp_path / "back.jsonl") == (2, 24)
     assert read_bundle(tmp_path / "back.jsonl").runs == read_bundle(files[4]).runs
 
@@ -168,7 +168,7 @@ def test_two_ends_of_one_run_are_decided_one_after_the_other() -> None:
 
 @postgres
 def test_settings_of_a_role_do_not_cut_numbers_or_durability(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, row = make_run(label="naïve ☃"), make_row(0, value=0.1 + 0.2, low=1 / 3, seconds=5e-324)
+    run, row = make_run(label="naïve ☃"), make_row(0, value=0.1 + 0.2, high=1 / 3, seconds=5e-324)
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with fresh_postgres() as url:
         odd = f"{url}%20-cextra_float_digits%3D-15%20-csynchronous_commit%3Doff"

@@ -1,4 +1,4 @@
-"""The catalogue's kernels on one device: loaded when asked for, their arguments checked before a launch can be wrong."""
+"""The catalogue's kernels on one device: loaded when asked for, arguments checked before a launch can go wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kernels:
     def launch(self, name: str, grid: int, *values: int | float, block: int | None = None) -> Launch:
         """Return a launch of the CUDA C++ kernel ``name`` by ``grid`` blocks of ``block`` (default: its most) threads.
 
-        Raises UsageError for an unknown kernel or arguments it cannot take, CudaError where the driver refuses the code.
+        Raises UsageError for an unknown kernel or arguments it cannot take, CudaError where the driver refuses.
         """
         kernel = catalogue.kernel(name)
         threads = kernel.block if block is None else block
@@ -41,8 +41,9 @@ class Kernels:
             raise UsageError("not a CUDA C++ kernel", where=name, got=kernel.form)
         if not 1 <= threads <= kernel.block or grid < 1:
             raise UsageError(
-                "not a launch it can take", where=name, got=f"{grid} x {threads}", expected=f"1 to {kernel.block} threads"
-            )
+                "not a launch it can take", where=name, got=f"{grid} x {threads}",
+                expected=f"1 to {kernel.block} threads",
+            )  # fmt: skip
         kernel.check(*values)
         if kernel.source not in self._modules:
             image = self._images(kernel.source, self._device.facts.arch)

@@ -8,15 +8,20 @@ from typing import Any
 
 from kvbench.errors import EXIT_NO_DATA, EXIT_OK, KvbenchError, Unavailable, VerifyError, printable
 from kvbench.timing.traps import compiled, counting, environment, memory, sampling
-from kvbench.timing.traps.record import Finding, Trap, TrapResult, unknown
+from kvbench.timing.traps.catalogue_gpu import GPU_TRAPS
+from kvbench.timing.traps.catalogue_host import MORE_TRAPS
+from kvbench.timing.traps.record import Finding, NotApplicable, Trap, TrapResult, not_applicable, unknown
+from kvbench.timing.traps.words import BUG, QUIET
 from kvbench.units import format_value
 
 SCHEMA = "kvbench.traps/1"
-BUG = "do not use results of this build; report it with this output"
-QUIET = "ps -eo pid,psr,pcpu,comm --sort=-pcpu | head, and stop what is there"
-COUNTED = frozenset({"pages", "words", "faults", "threads", "CPUs", "bytes", "1"})
+# Units of numbers that are shown as they are, without a prefix.
+COUNTED = frozenset({
+    "pages", "words", "faults", "threads", "CPUs", "bytes", "1", "buffers", "copies", "rows", "tools", "boards", "W",
+})  # fmt: skip
+VERDICTS = ("pass", "fail", "unknown", "not applicable")
 
-TRAPS: tuple[Trap, ...] = (
+HOST_TRAPS: tuple[Trap, ...] = (
     Trap("T1", "GB and GiB confused", "every rate shown is 7 % off", BUG, lambda: counting.decimal_units()),
     Trap("T2", "bytes of a copy counted once or twice", "rates of copies are off by a factor of 2 against reads", BUG,
          lambda: counting.bytes_per_pass()),
@@ -59,12 +64,16 @@ TRAPS: tuple[Trap, ...] = (
          lambda: sampling.same_twice()),
 )  # fmt: skip
 
+TRAPS: tuple[Trap, ...] = tuple(sorted((*HOST_TRAPS, *MORE_TRAPS, *GPU_TRAPS), key=lambda trap: int(trap.id[1:])))
+
 
 def examine(trap: Trap) -> TrapResult:
     """Run one trap. What the measured path raises is a finding too, never an exception: nothing may end the list."""
     began = time.perf_counter()
     try:
         finding = trap.look()
+    except NotApplicable as absent:
+        finding = not_applicable(str(absent))
     except Unavailable as error:
         finding = unknown(str(error), "not looked at", mend=error.mend)
     except VerifyError as error:
@@ -73,7 +82,8 @@ def examine(trap: Trap) -> TrapResult:
         finding = Finding("fail", None, None, "the measured path gives a number", str(error))
     except Exception as error:  # a self-test that breaks has found something, but nobody knows what
         finding = Finding("fail", None, None, "the self-test ends", f"it broke: {type(error).__name__}: {error}")
-    mend = finding.mend or (trap.mend if finding.verdict != "unknown" or trap.mend != BUG else "")
+    silent = finding.verdict == "not applicable" or (finding.verdict == "unknown" and trap.mend == BUG)
+    mend = finding.mend or ("" if silent else trap.mend)
     return TrapResult(trap.id, trap.title, finding, trap.means, mend, time.perf_counter() - began)
 
 
@@ -85,7 +95,7 @@ def exit_code(results: Sequence[TrapResult]) -> int:
 
 def to_document(results: Sequence[TrapResult]) -> dict[str, Any]:
     """Return the ``kvbench.traps/1`` document."""
-    counts = {word: sum(result.verdict == word for result in results) for word in ("pass", "fail", "unknown")}
+    counts = {word.replace(" ", "_"): sum(result.verdict == word for result in results) for word in VERDICTS}
     return {
         "schema": SCHEMA, "traps": [result.to_json() for result in results], "counts": counts,
         "exit_code": exit_code(results), "seconds": round(sum(result.seconds for result in results), 3),
@@ -93,12 +103,24 @@ def to_document(results: Sequence[TrapResult]) -> dict[str, Any]:
 
 
 def render_text(results: Sequence[TrapResult]) -> str:
-    """Return the list for reading: each trap with the two numbers it compared, the causes of what did not pass."""
+    """Return the list for reading: each trap with the two numbers it compared, the causes of what did not pass.
+
+    What is not applicable here stands at the end, a line each under the reason it shares.
+    """
     lines: list[str] = []
+    absent: dict[str, list[str]] = {}
     for result in results:
-        lines += _entry(result)
+        if result.verdict == "not applicable":
+            absent.setdefault(result.finding.reason, []).append(f"  {result.id:4} {result.title}")
+        else:
+            lines += _entry(result)
+    for reason, entries in absent.items():
+        lines += [f"not applicable: {reason}", *entries]
     counts = to_document(results)["counts"]
-    lines.append(f"{counts['pass']} passed, {counts['fail']} failed, {counts['unknown']} unknown")
+    lines.append(
+        f"{counts['pass']} passed, {counts['fail']} failed, {counts['unknown']} unknown, "
+        f"{counts['not_applicable']} not applicable"
+    )
     return "\n".join(printable(line, 500) for line in lines)
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Verdict = Literal["pass", "fail", "unknown"]
+Verdict = Literal["pass", "fail", "unknown", "not applicable"]
+
+
+class NotApplicable(Exception):
+    """Raised by a look where this machine has nothing that could go wrong in this way; the text says what is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,8 @@ class Number:
 class Finding:
     """What one look found. ``found`` is held against ``expected`` by the rule ``threshold``.
 
-    ``unknown`` and ``fail`` carry a ``reason``; only a look that could not be made has no numbers. ``notes`` are
+    Everything but ``pass`` carries a ``reason``; only a look that could not be made has no numbers, and one that is
+    ``not applicable`` (no GPU, one NUMA node) never has any. ``notes`` are
     further numbers a reader may want. ``mend`` replaces the trap's general advice where the look knows better.
     """
 
@@ -37,6 +42,8 @@ class Finding:
     def __post_init__(self) -> None:
         if self.verdict == "pass" and (self.found is None or self.expected is None):
             raise ValueError("a trap that compared nothing cannot pass")
+        if self.verdict == "not applicable" and (self.found is not None or self.expected is not None):
+            raise ValueError("what is not applicable was not looked at and has no numbers")
         if self.verdict != "pass" and not self.reason:
             raise ValueError(f"verdict {self.verdict} needs a reason")
 
@@ -97,3 +104,8 @@ def unknown(
 ) -> Finding:
     """Return the finding of a look that could not be made, or whose answer would not be worth believing."""
     return Finding("unknown", found, expected, threshold, reason, (), mend)
+
+
+def not_applicable(reason: str) -> Finding:
+    """Return the finding of a trap that this machine cannot fall into."""
+    return Finding("not applicable", None, None, "not looked at", reason)

@@ -16,11 +16,15 @@ from kvbench.errors import KvbenchError, Unavailable, VerifyError
 from kvbench.schemas import schema_for
 from kvbench.timing import traps
 from kvbench.timing.traps import catalogue
+from kvbench.timing.traps.catalogue_gpu import GPU_TRAPS
 from kvbench.timing.traps.record import Finding, Number, Trap, check, unknown
+from tests.timing.traps import test_order
 from tests.timing.traps.test_faults import LOOKS
 
 ROOT = Path(__file__).resolve().parents[3]
-ASKED = [f"T{n}" for n in (1, 2, 4, 5, 6, 12, 16, 19, 23, 24, 25, 29, 31, 32, 33, 34, 53, 55, 57)]
+HOST = (1, 2, 4, 5, 6, 12, 13, 14, 16, 19, 21, 22, 23, 24, 25, 28, 29, 30, 31, 32, 33, 34, 53, 55, 57, 58)
+GPU = (7, 8, 9, 10, 11, 15, 17, 18, 20, 26, 27, *range(35, 49), 54, 56, 62)
+ASKED = [f"T{n}" for n in sorted((*HOST, *GPU))]
 A, B = Number("left", 1.5e9, "B/s"), Number("right", 3, "pages")
 GOOD = Trap("T1", "good", "nothing", "nothing to do", lambda: check(True, A, B, "equal", "differs", "a note"))
 BAD = Trap("T2", "bad", "numbers lie", "mend it", lambda: check(False, A, B, "equal", "differs"))
@@ -36,7 +40,8 @@ def raising(error: Exception) -> Trap:
 
 def test_the_traps_asked_for_are_there_and_tested() -> None:
     assert [trap.id for trap in catalogue.TRAPS] == ASKED
-    assert list(LOOKS) == ASKED
+    assert [trap.id for trap in GPU_TRAPS] == [f"T{n}" for n in GPU]
+    assert set(LOOKS) | set(test_order.LOOKS) | set(test_order.NODES) == {f"T{n}" for n in HOST}
 
 
 def test_the_document_tells_of_every_trap() -> None:
