@@ -274,7 +274,9 @@ class Measure:
         from kvbench.kernels.compile_count import compile_count
         from kvbench.machine import state
 
-        ignore, device = SELF_INFLICTED if self._crowded else frozenset(), self._device_marker
+        # a device times its own work: which threads of the host waited meanwhile says nothing about it
+        ignore = SELF_INFLICTED if self._crowded or not self._on_cores else frozenset()
+        device = self._device_marker
         last = [state.snapshot()]
         compiled = [compile_count()]
 

@@ -66,7 +66,10 @@ def measure_case(bench: Bench, axes: dict[str, Any], context: Context) -> list[R
         traceback.print_exc()
         text = printable(f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})", 400)
         rows = [measure.empty("failed", text)]
-    measure.close(failed=rows[0].status == "failed")
+    try:
+        measure.close(failed=rows[0].status == "failed")
+    except Exception as error:  # what closing reports (a device error, most often) is about work already timed
+        rows = [measure.empty("failed", f"closing what the case had opened: {type(error).__name__}: {error}")]
     wall = time.monotonic() - started
     return [row.with_(detail={**row.detail, "case_wall_s": round(wall, 4)}) if i == 0 else row
             for i, row in enumerate(rows)]  # fmt: skip

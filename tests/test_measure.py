@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -168,6 +169,21 @@ def test_whatever_a_bench_raises_becomes_one_row(
     (row,) = rows_of(context, body)
     assert (row.status, row.value) == (status, None)
     assert text in row.reason
+
+
+def test_an_error_while_closing_is_a_failed_row(context: Context) -> None:
+    @contextlib.contextmanager
+    def resource() -> Iterator[None]:
+        yield
+        raise KvbenchError("the device went away at the end")
+
+    def body(case: Case, measure: Measure) -> None:
+        measure.enter(resource())
+        measure(timed(), link=1)
+
+    (row,) = rows_of(context, body)
+    assert (row.status, row.value) == ("failed", None)
+    assert "at the end" in row.reason
 
 
 def test_measuring_nothing_is_a_failure_even_with_further_rows(context: Context) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from kvbench.contract.result import Result, Scalar
 from kvbench.errors import printable
 from kvbench.report.text import unicode_ok
-from kvbench.units import compact_bytes, format_interval
+from kvbench.units import compact_bytes, counted, format_interval
 
 PIPE_WIDTH = 200  # off a terminal rich would cut cells at 80 columns; a log or a pager can scroll
 SHOWABLE = 1e150  # beyond, rounding and squaring overflow; no machine gives such numbers, only a file can
@@ -78,6 +78,9 @@ def results_table(rows: Sequence[Result], *, title: str = "") -> str:
     lines = [_clean(title, plain)] if title else []
     for name, members in groupby(rows, key=lambda row: f"{row.suite}/{row.bench}"):
         group = list(members)
+        if {row.status for row in group} == {"skipped"} and len({row.reason for row in group}) == 1:
+            lines += ["", _clean(f"{name}: {counted(len(group), 'case')} skipped: {group[0].reason}", plain)]
+            continue
         shared = shared_axes(group)
         metrics = sorted({row.metric for row in group})
         common = axes_text(group[0], set(group[0].axes) - shared)

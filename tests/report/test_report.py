@@ -49,6 +49,13 @@ def test_a_table_names_the_ceiling_the_basis_and_the_number_behind_a_word() -> N
     assert ceiling_text(row(4096, 1.0)) == "-"
 
 
+def test_a_bench_that_cannot_run_here_is_one_line() -> None:
+    text = results_table([row(4096, None), row(8192, None)])
+    assert text.strip() == "ladder/host_bandwidth: 2 cases skipped: no such pages"
+    assert "2 cases" not in results_table([row(4096, None), row(8192, 1e9)])
+    assert "2 cases" not in results_table([row(4096, None), row(8192, None, reason="another")])
+
+
 def test_a_stream_without_unicode_gets_plain_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     rows = [row(n, law(n)) for n in SIZES]
