@@ -102,20 +102,29 @@ class Stream:
         self._edges = self._probe_offsets()
 
     def _probe_offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return byte offsets spoilt before every run: both ends of every member's share."""
+        """Return byte offsets spoilt before every run: both ends and the middle of every member's share."""
         n = len(self.team)
-        marks = {0, self.nbytes - 1}
-        for member in range(1, n):
-            edge = self.nbytes // 64 * member // n * 64
-            marks.update(e for e in (edge - 1, edge) if 0 <= e < self.nbytes)
-        return np.array(sorted(marks), np.int64)
+        edges = [self.nbytes // 64 * member // n * 64 for member in range(n)] + [self.nbytes]
+        marks = {at for lo, hi in pairwise(edges) for at in (lo, (lo + hi) // 2, hi - 1)}
+        return np.array(sorted(at for at in marks if 0 <= at < self.nbytes), np.int64)
+
+    def _spoil(self) -> None:
+        """Make the destination wrong at the probe offsets, whatever stands there.
+
+        Turning the bytes over would not do: after two runs of a kernel that stopped working they would be right again.
+        """
+        target = bytes_at(self.buffers[0], self.nbytes)
+        if len(self.buffers) == 2:
+            target[self._edges] = ~bytes_at(self.buffers[1], self.nbytes)[self._edges]
+        else:
+            target[self._edges] = 0xFF  # no float64 in [2, 2^9) ends in it, and every pattern of a write is another
 
     def run(self, reps: int = 1) -> float:
         """Do ``reps`` passes inside one kernel call; return the seconds of all of them. Raises UsageError below one."""
         if reps < 1:
             raise UsageError("a run needs at least one pass", where="kernels.stream", got=reps)
         if self.op != "read":
-            bytes_at(self.buffers[0], self.nbytes)[self._edges] ^= 0xFF
+            self._spoil()
         self._reps, self._first = reps, int(self._rng.integers(0, 2**64, dtype=np.uint64))
         self.team.outputs[:] = 0
         op, memcpy = OPS.index(self.op), libc.address_of("memcpy")

@@ -6,7 +6,7 @@ import math
 
 from kvbench.errors import KvbenchError
 from kvbench.memory.cuda.device import Event, Stream
-from kvbench.timing.events import EventClock, Submit
+from kvbench.timing.events import RESOLVE, EventClock, Submit
 from kvbench.timing.gpu_session import GpuSession
 
 MARGIN = 1.3  # the companion is given this much more work than it should need
@@ -60,13 +60,22 @@ class Loaded:
         make = clock.cold if cold else clock.hot
         self.events = make(self._both.submit, self._both.operations, (self._both.other,))
         self.alone = self.passes = 0
+        self._quantum, self._own = clock.quantum.seconds, 0.0
 
     def __call__(self, reps: int) -> float:
         total = 0.0
         for _ in range(reps):
             self.events(1)
             own, other = self._both.seconds()
-            self.passes += 1
+            self.passes, self._own = self.passes + 1, own
             self.alone += other < own
             total += own
         return total
+
+    def require_resolved(self) -> None:
+        """Raise KvbenchError unless the latest window of ``work`` is long enough for the events around it."""
+        if self._own < RESOLVE * self._quantum:
+            raise KvbenchError(
+                "too short for the event clock", where="both", got=f"a window of {self._own * 1e6:.3g} us",
+                expected=f"at least {RESOLVE:g} x {self._quantum * 1e6:.3g} us", mend="choose larger sizes",
+            )  # fmt: skip

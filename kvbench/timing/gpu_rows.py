@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvbench.contract.result import Better, Bytes, Ceiling, Status
 from kvbench.errors import KvbenchError
 from kvbench.memory.cuda.driver import CudaError
-from kvbench.timing.events import EventRun
 from kvbench.timing.judge import judge
 from kvbench.timing.sampler import Run, sample
 from kvbench.timing.summary import summarise
@@ -18,7 +17,13 @@ if TYPE_CHECKING:
     from kvbench.timing.gpu_session import GpuSession
 
 
-def resolved(events: EventRun) -> str:
+class Resolved(Protocol):
+    """A run behind the event clock that knows whether its latest window was long enough for it."""
+
+    def require_resolved(self) -> None: ...
+
+
+def resolved(events: Resolved) -> str:
     """Return why the event clock cannot tell what ``events`` measured last, or nothing where it can."""
     try:
         events.require_resolved()
@@ -31,7 +36,7 @@ def resolved(events: EventRun) -> str:
 
 def add_sampled(
     measure: Measure, gpu: GpuSession, metric: str, run: Run, *, unit: str, better: Better, amount: float,
-    events: EventRun | None = None, ceilings: Sequence[Ceiling] = (), kernel: str | None = None,
+    events: Resolved | None = None, ceilings: Sequence[Ceiling] = (), kernel: str | None = None,
     moved: Bytes | None = None, rate_of: RateOf | None = None,
 ) -> None:  # fmt: skip
     """Sample ``run`` in the case's budget and add the row ``metric``: ``amount`` per second, or seconds per ``amount``.

@@ -48,8 +48,8 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
     extra_metrics=["device_only", "fetch_bandwidth", "evict_bandwidth"],
     seconds={"smoke": 0.2, "quick": 0.5, "full": 20.0},
     pair=axis.choice("hbm:pinned", "hbm:pageable", "hbm:managed", "hbm:file", smoke=["hbm:pinned"]),
-    alloc=axis.choice("register", "hostalloc", "plain", smoke=["register"], quick=["register", "plain"]),
-    transport=axis.choice("ce", "batch", "sm", "direct", "staged", smoke=["ce", "sm"]),
+    alloc=axis.choice("register", "hostalloc", "plain", smoke=["register", "plain"], quick=["register", "plain"]),
+    transport=axis.choice("ce", "batch", "sm", "direct", "staged", smoke=["ce", "sm", "staged"]),
     direction=axis.choice("fetch", "evict", "both"),
     bytes=axis.bytes(smoke=["64MiB"], quick=["64MiB"], full=FULL, low="4KiB", high="64GiB"),
     pieces=axis.integer(smoke=["1"], quick=["1"], full=["1", "64", "1024"], high=4096),
@@ -182,7 +182,7 @@ def each_stream(case: Case, measure: Measure, gpu: GpuSession, lanes: list[Lane]
             measure.extra(metric, None, unit="B/s", better="higher", status="skipped", reason=str(error))
             continue
         add_sampled(
-            measure, gpu, metric, loaded, unit="B/s", better="higher", amount=a.link_bytes, events=loaded.events,
+            measure, gpu, metric, loaded, unit="B/s", better="higher", amount=a.link_bytes, events=loaded,
             ceilings=[gpu.link_ceiling(1)], kernel=a.kernel, moved=Bytes(unique=a.link_bytes, link=a.link_bytes),
             rate_of="link",
         )  # fmt: skip

@@ -7,8 +7,8 @@ from kvbench.contract.axis import Value
 
 
 def possible(axes: Mapping[str, Value]) -> bool:
-    """Return whether the way to pin has that choice: cuMemHostAlloc chooses its pages and touches them itself."""
-    return axes["alloc"] == "register" or (axes["pages"] == "4k" and axes["threads"] == 1)
+    """Return whether the way to pin has that choice: cuMemHostAlloc chooses its pages itself."""
+    return axes["alloc"] == "register" or axes["pages"] == "4k"
 
 
 @bench(

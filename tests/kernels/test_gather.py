@@ -135,3 +135,22 @@ def test_bad_requests(team: Team) -> None:
         work.verify()
     with pytest.raises(UsageError):
         work.run(0)
+
+
+@pytest.mark.parametrize("idle_runs", [1, 2, 3, 8])
+def test_a_copy_that_stops_working_is_noticed_after_any_number_of_runs(idle_runs: int) -> None:
+    from kvbench.kernels.gather import Gather
+
+    source = np.random.default_rng(1).integers(0, 256, 64 * 100, np.uint8)
+    raw = np.zeros(64 * 101, np.uint8)
+    skip = -raw.ctypes.data % 64
+    index = np.random.default_rng(2).permutation(100).astype(np.int64)
+    with Team([min(os.sched_getaffinity(0))]) as team:
+        work = Gather("memcpy none", source.ctypes.data, source.nbytes, 64, index, team, dst=raw.ctypes.data + skip)
+        work.run(1)
+        work.verify()
+        work.code = lambda *args: 1000
+        for _ in range(idle_runs):
+            work.run(1)
+        with pytest.raises(VerifyError):
+            work.verify()

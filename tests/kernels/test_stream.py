@@ -196,3 +196,20 @@ def test_plain_copy_is_a_loop_and_nt_copy_goes_past_the_caches() -> None:
     if store is not None:
         assert store in past.replace("movnt", "vmovnt")
         assert store not in plain
+
+
+@pytest.mark.parametrize("op", ["write", "copy_plain", "memcpy", "nt_copy", "triad"])
+@pytest.mark.parametrize("idle_runs", [1, 2, 3, 8])
+def test_a_kernel_that_stops_working_is_noticed_after_any_number_of_runs(op: str, idle_runs: int) -> None:
+    from kvbench.kernels.stream import ARRAYS, Stream
+
+    arrays = [np.random.default_rng(k).random(4096) + 1.0 for k in range(ARRAYS[op])]
+    with Team([min(os.sched_getaffinity(0))]) as team:
+        work = Stream(op, [a.ctypes.data for a in arrays], arrays[0].nbytes, team)
+        work.run(1)
+        work.verify()
+        work.code = lambda *args: 1000
+        for _ in range(idle_runs):
+            work.run(1)
+        with pytest.raises(VerifyError):
+            work.verify()

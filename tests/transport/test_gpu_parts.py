@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from kvbench.errors import KvbenchError, UsageError, VerifyError
 from kvbench.kernels.driver_loop import CallLoop
-from kvbench.kernels.gpu import reference
+from kvbench.kernels.gpu import catalogue, reference
+from kvbench.kernels.gpu.build import missing_nvrtc
 from kvbench.memory import payload
 from kvbench.memory.cuda.buffers import hbm
 from kvbench.memory.cuda.device import Device, Stream
@@ -29,6 +31,7 @@ from kvbench.transport.gpu_link import Link, open_lanes
 from kvbench.transport.gpu_paths import makes_sense
 from kvbench.transport.gpu_pieces import Pieces, scattered
 from tests import fake_cuda
+from tests.needs import require
 from tests.suites.gpu_rig import BYTE_S, IMAGE, OPERATION_S, LadderFake, device, fake
 
 SIZE = 4096
@@ -196,6 +199,14 @@ def test_a_kernel_takes_only_what_it_can(gpu: tuple[LadderFake, Service]) -> Non
         assert kernels.launch("copy", 2, at, at, 64).block == 512
 
 
+def test_the_kernels_become_code_that_holds_their_entries() -> None:
+    require("nvrtc", missing_nvrtc())
+    for source in {kernel.source for kernel in catalogue.KERNELS.values() if kernel.form == "cuda"}:
+        image = gpu_session.image_of(source, (9, 0))
+        entries = [k.entry for k in catalogue.KERNELS.values() if k.source == source]
+        assert all(entry.encode() in image for entry in entries)
+
+
 # -- two at once -------------------------------------------------------------------------------------------------------
 
 
@@ -226,11 +237,24 @@ def test_a_stream_is_measured_while_the_other_is_busy_to_the_end(session: GpuSes
     )  # fmt: skip
     assert loaded(3) == pytest.approx(3 * ends[own], rel=0.02)
     assert (loaded.passes, loaded.alone) == (3, 0)
+    loaded.require_resolved()
     starved = Loaded(session, movers[1].submit, movers[0].submit, (1, 1), (ends[0], 10 * ends[1]), cold=False)
     starved(2)
     assert starved.alone == starved.passes == 2
     with pytest.raises(KvbenchError, match="took no time"):
         Loaded(session, movers[0].submit, movers[1].submit, (1, 1), (0.0, 1.0), cold=False)
+
+
+def test_a_stream_too_short_for_the_clock_says_so(session: GpuSession) -> None:
+    """T16: the window of both is long enough, the one that is reported is not."""
+    tiny, large = copies(session, 16), copies(session, 1 << 20)
+    loaded = Loaded(session, tiny.submit, large.submit, (1, 1), (1e-6, 2e-5), cold=False)
+    loaded(1)
+    session.clock.quantum = dataclasses.replace(session.clock.quantum, step=1e-6)
+    coarse = Loaded(session, tiny.submit, large.submit, (1, 1), (1e-6, 2e-5), cold=False)
+    coarse(1)
+    with pytest.raises(KvbenchError, match="too short for the event clock"):
+        coarse.require_resolved()
 
 
 def test_submission_counts_the_hosts_share_and_refuses_a_call_that_waits(

@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from kvbench.errors import Unavailable, UsageError, VerifyError
-from kvbench.memory import numa, payload
+from kvbench.memory import libc, numa, payload
 from kvbench.memory.cuda.buffers import HOSTALLOC, REGISTER, How, pointer_facts
 from kvbench.memory.cuda.driver import CudaError
 from kvbench.memory.cuda.entries import CONSTANTS
@@ -46,7 +46,7 @@ class Pinning:
     """Pins ``nbytes`` of fresh memory and gives them back, each time it is asked.
 
     ``how`` "register": mmap, first touch by ``threads`` threads, cuMemHostRegister; "hostalloc": cuMemHostAlloc, then
-    one touch of every page by one thread. ``node`` (default: the GPU's) is where the pages are asked to be.
+    the same touch of pages that are there. ``node`` (default: the GPU's) is where the pages are asked to be.
     Raises UsageError for huge pages with hostalloc, Unavailable when memory, pages or the node are not to be had.
     """
 
@@ -93,7 +93,7 @@ class Pinning:
                 if not bound.value:
                     self.flags["unbound"] = None
             marks.append(time.perf_counter_ns())
-            self._touch(region)
+            self._touch(np.asarray(region)[:: region.base_page])
             marks.append(time.perf_counter_ns())
             self._called("cuMemHostRegister", region.address, self.nbytes, REGISTER)
             marks.append(time.perf_counter_ns())
@@ -111,9 +111,8 @@ class Pinning:
         mapped, touched, registered = (_seconds(marks[i], marks[i + 1]) for i in range(3))
         return Spans(mapped, touched, registered, _seconds(marks[4], marks[6]))
 
-    def _touch(self, region: Region) -> None:
-        """Write a byte of every base page: with transparent pages only some of them may come whole."""
-        pages = np.asarray(region)[:: region.base_page]
+    def _touch(self, pages: payload.Bytes) -> None:
+        """Write the bytes, one of every base page: with transparent pages only some of them may come whole."""
         part = -(-pages.size // self.threads)
 
         def write(start: int) -> None:
@@ -146,7 +145,7 @@ class Pinning:
         try:
             view = np.ctypeslib.as_array((ctypes.c_ubyte * self.nbytes).from_address(host))
             before = time.perf_counter_ns()
-            view[::4096] = 1
+            self._touch(view[:: libc.base_page_bytes()])
             touched = time.perf_counter_ns()
             self._is_pinned(host, check)
         finally:

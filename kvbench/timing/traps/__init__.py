@@ -17,8 +17,8 @@ from kvbench.errors import KvbenchError
 def run(*, json: bool = False) -> int:
     """Run every trap: progress on stderr, the list (or the ``kvbench.traps/1`` document) on stdout.
 
-    Returns 0 when none fails and at least one passes, else 3. Takes about 20 s, and memory of eight last-level caches.
-    Raises KvbenchError when stdout cannot be written.
+    Returns 0 when none fails and at least one passes, else 3. Takes about 15 s without a GPU, and memory of
+    eight last-level caches. Raises KvbenchError when stdout cannot be written.
     """
     from kvbench.timing.traps.catalogue import TRAPS, examine, exit_code, render_text, to_document
 

@@ -25,10 +25,7 @@ def gpu() -> Iterator[GpuSession]:
 
     Raises NotApplicable where there is no GPU, Unavailable where there is one and something else is missing.
     """
-    try:
-        gpu_session.open_driver()
-    except Unavailable as error:
-        raise NotApplicable(error.what) from error
+    _driver()
     try:
         session = GpuSession(0)
     except MissingExtra as error:
@@ -37,13 +34,19 @@ def gpu() -> Iterator[GpuSession]:
         yield session
 
 
+def _driver() -> None:
+    try:
+        gpu_session.open_driver()
+    except Unavailable as error:
+        raise NotApplicable(error.what) from error
+
+
 def boards() -> Gpus:
-    """Return what NVML lists. Raises NotApplicable where it lists no board, Unavailable where it cannot be asked."""
+    """Return what NVML lists. Raises NotApplicable without a GPU, Unavailable where NVML cannot be asked about it."""
+    _driver()
     found = read_gpus()
-    if found.present is None:
-        raise Unavailable(found.reason, where="NVML")
     if not found.boards:
-        raise NotApplicable(f"no GPU here: {found.reason}")
+        raise Unavailable(found.reason or "no board is listed", where="NVML")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +18,7 @@ from kvbench.schemas import schema_for
 from kvbench.timing import traps
 from kvbench.timing.traps import catalogue
 from kvbench.timing.traps.catalogue_gpu import GPU_TRAPS
-from kvbench.timing.traps.record import Finding, Number, Trap, check, unknown
+from kvbench.timing.traps.record import Finding, Number, Trap, check, not_applicable, unknown
 from tests.timing.traps import test_order
 from tests.timing.traps.test_faults import LOOKS
 
@@ -28,6 +29,7 @@ ASKED = [f"T{n}" for n in sorted((*HOST, *GPU))]
 A, B = Number("left", 1.5e9, "B/s"), Number("right", 3, "pages")
 GOOD = Trap("T1", "good", "nothing", "nothing to do", lambda: check(True, A, B, "equal", "differs", "a note"))
 BAD = Trap("T2", "bad", "numbers lie", "mend it", lambda: check(False, A, B, "equal", "differs"))
+ABSENT = Trap("T7", "absent", "nothing", "mend it", lambda: not_applicable("no GPU here"))
 BLIND = Trap("T3", "blind", "who knows", "look again", lambda: unknown("no eyes", "seen"))
 
 
@@ -68,7 +70,16 @@ def test_whatever_a_trap_raises_is_a_verdict(error: Exception, verdict: str, rea
 
 @pytest.mark.parametrize(
     ("listed", "code"),
-    [((GOOD,), 0), ((GOOD, BLIND), 0), ((GOOD, BAD), 3), ((BLIND,), 3), ((GOOD, BLIND, BAD), 3)],
+    [
+        ((GOOD,), 0),
+        ((GOOD, BLIND), 0),
+        ((GOOD, BAD), 3),
+        ((BLIND,), 3),
+        ((GOOD, BLIND, BAD), 3),
+        ((GOOD, ABSENT), 0),
+        ((ABSENT,), 3),
+        ((ABSENT, BLIND), 3),
+    ],
 )
 def test_exit_code_and_document(
     listed: tuple[Trap, ...], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -80,7 +91,8 @@ def test_exit_code_and_document(
     jsonschema.validate(document, schema_for("kvbench.traps/1"))
     assert document["exit_code"] == code
     assert [entry["id"] for entry in document["traps"]] == [trap.id for trap in listed]
-    assert len(err.splitlines()) == len(listed)
+    # another measurement of this machine may be waited for, and that is a line too
+    assert sum(line.startswith("trap ") for line in err.splitlines()) == sum(trap is not ABSENT for trap in listed)
 
 
 def test_both_numbers_are_printed_and_what_to_do(
@@ -97,10 +109,28 @@ def test_both_numbers_are_printed_and_what_to_do(
     assert "because" not in good
     for words in ("because: differs", "for results: numbers lie", "mend: mend it", "because: no eyes"):
         assert words in rest
-    assert out.splitlines()[-1] == "1 passed, 1 failed, 1 unknown"
+    assert out.splitlines()[-1] == "1 passed, 1 failed, 1 unknown, 0 not applicable"
+
+
+def test_what_does_not_apply_is_one_line_each_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalogue, "TRAPS", (ABSENT, GOOD, replace(ABSENT, id="T8")))
+    assert traps.run() == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-4:] == [
+        "not applicable: no GPU here",
+        "  T7   absent",
+        "  T8   absent",
+        "1 passed, 0 failed, 0 unknown, 2 not applicable",
+    ]
+    assert "mend it" not in out
+    assert "T7" not in err
 
 
 def test_a_verdict_needs_what_it_stands_on() -> None:
+    with pytest.raises(ValueError, match="has no numbers"):
+        Finding("not applicable", A, B, "equal", "no GPU")
     with pytest.raises(ValueError, match="compared nothing"):
         Finding("pass", A, None, "equal")
     with pytest.raises(ValueError, match="needs a reason"):

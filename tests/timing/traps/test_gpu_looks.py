@@ -93,10 +93,16 @@ def test_without_a_driver_none_applies_and_none_takes_time(monkeypatch: Patch) -
 
     monkeypatch.setattr(gpu_session, "open_driver", absent)
     monkeypatch.setattr(gpu_session, "GpuSession", lambda *_: pytest.fail("it went on"))
-    monkeypatch.setattr(gpu_bed, "read_gpus", lambda: gpu_bed.Gpus(False, reason="no driver"))
     results = [examine(trap) for trap in GPU_TRAPS]
     assert {result.verdict for result in results} == {"not applicable"}
-    assert {result.finding.reason for result in results} == {"no GPU here: no such library", "no GPU here: no driver"}
+    assert {result.finding.reason for result in results} == {"no GPU here: no such library"}
+
+
+def test_a_gpu_that_nvml_does_not_list_is_unknown(driver: Fake, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(gpu_bed, "read_gpus", lambda: gpu_bed.Gpus(None, reason="nvmlInit: version mismatch"))
+    for name in ("T15", "T42", "T43", "T44", "T45"):
+        found = examine(next(trap for trap in GPU_TRAPS if trap.id == name)).finding
+        assert (found.verdict, "version mismatch" in found.reason) == ("unknown", True)
 
 
 def test_a_gpu_without_its_compiler_is_unknown_not_absent(driver: Fake, monkeypatch: Patch) -> None:

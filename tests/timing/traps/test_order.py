@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvbench import measure as measure_module
 from kvbench.kernels.stream import Stream
-from kvbench.memory import numa
+from kvbench.machine.probe import Fact
+from kvbench.memory import host, numa
 from kvbench.timing import sampler, samples
 from kvbench.timing.traps import nodes, order
 from kvbench.timing.traps.catalogue import examine
-from kvbench.timing.traps.record import Finding, NotApplicable, Trap
+from kvbench.timing.traps.record import Finding, Trap
 from kvbench.units import GiB, KiB, MiB
 
 Patch = pytest.MonkeyPatch
@@ -45,7 +47,7 @@ def test_the_code_as_it_is_is_in_no_trap(name: str, monkeypatch: Patch) -> None:
     assert found.verdict in (("pass", "unknown") if name in MACHINE else ("pass",)), found.reason
 
 
-# -- faults --------------------------------------------------------------------------------------------------------------
+# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 def drift_never_flagged(patch: Patch) -> None:
@@ -110,7 +112,7 @@ def test_every_trap_has_a_fault() -> None:
     assert {name for name, _, _ in FAULTS} == set(LOOKS)
 
 
-# -- what numbers mean ---------------------------------------------------------------------------------------------------
+# -- what numbers mean -------------------------------------------------------------------------------------------------
 
 
 def test_ends_that_differ_are_no_steady_state() -> None:
@@ -158,22 +160,37 @@ def test_memory_must_lie_where_it_was_asked_for() -> None:
     assert nodes.judge_placement({0: None}, GiB).verdict == "unknown"
 
 
+def node(number: int) -> numa.Node:
+    return numa.Node(number, (number,), GiB, GiB)
+
+
 @pytest.mark.parametrize("name", NODES)
 def test_one_node_has_no_other(name: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(numa, "dram_nodes", lambda: numa.Fact((numa.Node(0, GiB, True),))
-                        if False else type("One", (), {"value": (object(),)})())  # fmt: skip
-    monkeypatch.setattr("kvbench.machine.topology.Topology.nodes", property(lambda self: ()), raising=False)
-    with pytest.raises(NotApplicable):
-        NODES[name]()
+    monkeypatch.setattr(numa, "dram_nodes", lambda: Fact((node(0),)))
+    monkeypatch.setattr(nodes, "Bed", lambda: SimpleNamespace(context=SimpleNamespace(topology=SimpleNamespace(
+        nodes=(SimpleNamespace(id=0, cpus=(0,)), SimpleNamespace(id=1, cpus=()))))))  # fmt: skip
     assert look(name).verdict == "not applicable"
 
 
-def test_two_nodes_are_looked_at(monkeypatch: Patch) -> None:
-    """T30 on two nodes of which the kernel puts everything on the first: node 1 exists only in the list."""
-    listed = [type("Node", (), {"number": n})() for n in (0, 1)]
-    monkeypatch.setattr(numa, "dram_nodes", lambda: type("Two", (), {"value": tuple(listed)})())
-    monkeypatch.setattr("kvbench.memory.host._bind", lambda region, node: [])
-    monkeypatch.setattr(numa, "histogram", lambda address, nbytes: type("H", (), {"value": {0: nbytes}})())
-    monkeypatch.setattr("kvbench.memory.host.preflight", lambda *a, **k: 0)
+def test_every_pair_of_nodes_is_measured_by_the_bench(monkeypatch: Patch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def case(suite: str, bench: str, *, cpu_node: int, memory_node: int, bytes: int) -> SimpleNamespace:
+        assert (suite, bench, bytes) == ("ladder", "numa", MiB)
+        asked.append((cpu_node, memory_node))
+        return SimpleNamespace(value=100e9 if cpu_node == memory_node else 40e9)
+
+    topology = SimpleNamespace(nodes=tuple(SimpleNamespace(id=n, cpus=(n,)) for n in (0, 1)))
+    monkeypatch.setattr(nodes, "Bed", lambda: SimpleNamespace(context=SimpleNamespace(topology=topology), case=case))
+    assert look("T28").verdict == "pass"
+    assert asked == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_bind_that_does_nothing_is_found(monkeypatch: Patch) -> None:
+    """Two nodes in the list, and whatever is asked for lies on the first."""
+    monkeypatch.setattr(numa, "dram_nodes", lambda: Fact((node(0), node(1))))
+    monkeypatch.setattr(host, "_bind", lambda region, node: [])
+    monkeypatch.setattr(host, "preflight", lambda *_, **__: 0)
+    monkeypatch.setattr(numa, "histogram", lambda address, nbytes: Fact({0: nbytes}))
     found = look("T30")
     assert (found.verdict, "node 1" in found.reason) == ("fail", True), found
