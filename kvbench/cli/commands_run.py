@@ -101,8 +101,7 @@ def run(
     if label is not None:
         from kvbench.store import check_label
 
-        if not check_label(label).strip():
-            raise UsageError("blank", where="--label", got=label, expected="a name to find the runs by")
+        check_label(label)
     if no_db and resume:
         raise UsageError("nothing to resume from", where="--resume with --no-db", mend="leave one of them out")
     if scratch is not None and not (scratch and Path(scratch).is_dir()):

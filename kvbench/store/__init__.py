@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from kvbench.store.bundle import Bundle, BundleRun, BundleWriter, check_bundle, read_bundle
     from kvbench.store.engine import Store, open_store
     from kvbench.store.formats import FORMATS, Exported, export
+    from kvbench.store.labels import check_label
     from kvbench.store.query import LoadedRun, StoredRun
     from kvbench.store.series import Figure, Pair, Point
     from kvbench.store.sink import Sink
     from kvbench.store.transfer import ImportCounts, export_bundle, import_bundle
-    from kvbench.store.write import check_label
 
 __all__ = [
     "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Exported", "Figure", "ImportCounts", "LoadedRun", "Pair",
@@ -32,7 +32,7 @@ _HOMES = {
     "export": "formats", "LoadedRun": "query", "StoredRun": "query",
     "Figure": "series", "Pair": "series", "Point": "series",
     "Sink": "sink", "ImportCounts": "transfer", "export_bundle": "transfer", "import_bundle": "transfer",
-    "check_label": "write",
+    "check_label": "labels",
 }  # fmt: skip
 
 

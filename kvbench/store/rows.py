@@ -11,6 +11,7 @@ from typing import Any
 
 from kvbench.contract.result import Bytes, Ceiling, PlannedCase, Result, RunInfo
 from kvbench.errors import StoreError
+from kvbench.store.labels import storable
 from kvbench.store.schema import SAMPLES_CODEC
 
 _SAME = (
@@ -21,23 +22,6 @@ _RUN_SAME = (
     "uuid", "label", "host", "boot_id", "pid", "pid_start", "started_at", "finished_at", "status", "resumed", "profile",
     "git", "kvbench_version",
 )  # fmt: skip
-
-
-def storable(value: Any) -> Any:
-    """Return ``value`` with the characters no database takes written as escapes: NUL and lone surrogates.
-
-    They come from file names and command lines that are not UTF-8, inside reasons and environment facts. Any other
-    text, however hostile, is stored as it is.
-    """
-    if isinstance(value, str):
-        if value.isascii() and "\x00" not in value:
-            return value
-        return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
-    if isinstance(value, Mapping):
-        return {storable(key): storable(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(entry) for entry in value]
-    return value
 
 
 def digest_of(*parts: Any) -> str:

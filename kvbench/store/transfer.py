@@ -22,9 +22,10 @@ from kvbench.store.bundle import (
     iter_bundle,
 )
 from kvbench.store.engine import Store
+from kvbench.store.labels import storable
 from kvbench.store.newfile import new_file
 from kvbench.store.query import results_of, run_rows, stored_rows
-from kvbench.store.rows import result_from_row, run_from_row, storable
+from kvbench.store.rows import result_from_row, run_from_row
 from kvbench.store.schema import cases, results, runs
 from kvbench.store.write import insert_case, insert_run, locked_run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,41 +12,16 @@ from sqlalchemy.dialects import postgresql, sqlite
 from kvbench.contract.result import RUN_STATUSES, Result, RunInfo, RunStatus
 from kvbench.errors import StoreError, UsageError
 from kvbench.store.database import Database
+from kvbench.store.labels import check_label, check_no_uuid, storable
 from kvbench.store.liveness import Here
-from kvbench.store.rows import digest_of, encode_samples, result_values, run_values, storable
+from kvbench.store.rows import digest_of, encode_samples, result_values, run_values
 from kvbench.store.schema import SAMPLES_CODEC, cases, environments, machines, results, runs, samples
 from kvbench.store.wire import check_case, check_row, check_run, check_time
-
-MAX_LABEL = 200
-_UUID_START = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_NIL = "00000000-0000-0000-0000-000000000000"
 
 
 def now() -> str:
     """Return the time as UTC ISO 8601 with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def check_label(label: str) -> str:
-    """Return ``label`` if runs can be found by it again. Raises UsageError."""
-    if not label or len(label) > MAX_LABEL or storable(label) != label:
-        raise UsageError(
-            "not a usable label", where="--label", got=label,
-            expected=f"1 to {MAX_LABEL} characters, no NUL, valid Unicode",
-        )  # fmt: skip
-    if label == "latest" or label.startswith("latest~"):
-        raise UsageError("this label is taken", where="--label", got=label, expected="a name other than latest")
-    _check_no_uuid(label)
-    return label
-
-
-def _check_no_uuid(label: str) -> None:
-    """Raise UsageError for a label that may be the start of a UUID: `kvbench show` prints the first 8 digits of one."""
-    if len(label) >= 8 and _UUID_START.fullmatch(label + _NIL[len(label) :]):
-        raise UsageError(
-            "this label reads as the UUID of a run", where="--label", got=label,
-            expected="a name that is not 8 hex digits", mend="put a letter past f or a word before it",
-        )  # fmt: skip
 
 
 class Writes:
@@ -64,7 +38,7 @@ class Writes:
         """
         check_run(run.to_wire())
         if run.label is not None and not run.resumed:  # a run that is here may have got its label before this check
-            _check_no_uuid(run.label)
+            check_no_uuid(run.label)
 
         def work(connection: Connection) -> None:
             run_id, new = insert_run(connection, run)

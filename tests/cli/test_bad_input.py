@@ -32,7 +32,7 @@ from tests.cli.conftest import Kvbench
         (("run", "toy/fine", "--runs", "0"), 2, "--runs"),
         (("run", "toy/fine", "--runs", "x"), 2, "--runs"),
         (("run", "toy/fine", "--label", ""), 2, "--label"),
-        (("run", "toy/fine", "--label", " "), 2, "blank"),
+        (("run", "toy/fine", "--label", " "), 2, "not blank"),
         (("run", "toy/fine", "--scratch", "/nonexistent"), 2, "not a directory"),
         (("run", "toy/fine", "--scratch", ""), 2, "--scratch"),
         (("runs", "--limit", "99999999999999999999"), 2, "--limit"),

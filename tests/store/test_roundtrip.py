@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from kvbench.contract.result import Ceiling, PlannedCase, Result, RunInfo, RunStatus
 from kvbench.store.bundle import BundleWriter, read_bundle
 from kvbench.store.engine import Store, open_store
-from kvbench.store.rows import decode_samples, encode_samples, storable
+from kvbench.store.labels import storable
+from kvbench.store.rows import decode_samples, encode_samples
 from kvbench.store.transfer import export_bundle, import_bundle
 from tests.store import factories
 from tests.store.conftest import BOTH, fresh_postgres

@@ -14,8 +14,8 @@ from kvbench.contract.result import Ceiling, PlannedCase, Result
 from kvbench.errors import StoreError, UsageError
 from kvbench.store import write
 from kvbench.store.engine import Store, open_store
+from kvbench.store.labels import check_label
 from kvbench.store.schema import metadata, schema_doc
-from kvbench.store.write import check_label
 from tests.store.factories import at, digest_of, here, make_row, make_run
 
 
