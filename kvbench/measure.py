@@ -30,6 +30,7 @@ SELF_INFLICTED = frozenset({"cpu_pressure", "preempted"})
 # Three 64-byte loads, or two 512-bit FMAs of 32 float16 lanes, a cycle at 6 GHz: more than any core sold.
 CORE_BYTES = 3 * 64 * 6e9
 CORE_FLOPS = 2 * 2 * 32 * 6e9
+SMALL_WINDOW = 0.1  # a bench whose own window is less than this share of its calls says so
 CACHE_MULTIPLE = 4  # a working set below this many LLCs is partly served by it (traps.md T12)
 
 
@@ -332,6 +333,12 @@ class Measure:
             marked=taken.marked, sampled_seconds=round(taken.sampled_seconds, 6), kernels=self._context.kernels[:16],
             first_ratio=_rounded(taken.first_ratio), first_call_ratio=_rounded(taken.first_call_ratio),
         )  # fmt: skip
+        inside = float(taken.seconds.sum() + taken.aside.sum()) * taken.reps
+        if taken.sampled_seconds:
+            share = inside / taken.sampled_seconds
+            self.note("window_share", round(share, 4))
+            if share < SMALL_WINDOW:
+                self.flag("small_window")
         if taken.gate_reason:
             self.note("gate_reason", taken.gate_reason)
         summary = taken.summary
@@ -354,7 +361,8 @@ class Measure:
         )  # fmt: skip
         row = self.empty(found.status, found.reason).with_(
             value=value, low=low, high=high, n=summary.n, kept=len(taken.kept), stop=taken.stop, kernel=kernel,
-            transport=transport, ceilings=ceilings, fraction=found.fraction, bytes=moved, rate_of=rate_of,
+            transport=transport, ceilings=ceilings, fraction=found.fraction if ceilings else None, bytes=moved,
+            rate_of=rate_of,
             seconds=summary.median / (1.0 if self._is_rate else ops),
             flags=found.flags, samples=tuple(float(s) for s in taken.kept),
         )  # fmt: skip

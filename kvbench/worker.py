@@ -6,6 +6,7 @@ one JSON line each; rows go back on a pipe of their own, so a stray ``print`` of
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -26,12 +27,15 @@ from kvbench.measure import Measure, SkipCase
 from kvbench.store.wire import check_case
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int) -> None:
     """Ask the kernel for SIGKILL when ``parent`` ends; exits at once if it already did. Linux only, else stdin EOF."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -102,12 +106,56 @@ def serve(commands: IO[str], replies: IO[str]) -> None:
             else:
                 bench = suites.find(message["suite"], message["bench"])
             rows = measure_case(bench, message["axes"], context)
+            rows = _end_leftovers(rows)
             spent = context.poisoned
             send({
                 "kind": "rows", "digest": message["digest"], "rows": [row.to_wire() for row in rows], "spent": spent,
             })  # fmt: skip
             if spent:
                 return  # a sticky device error fails every later call of this process; the parent starts a new one
+
+
+def _end_leftovers(rows: list[Result]) -> list[Result]:
+    """Kill the processes a case left running and say so: they would disturb every case after it.
+
+    This process is the reaper of its descendants, so one that started a session of its own is found here too.
+    """
+    found = 0
+    while True:
+        children = _children()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        found += len(children)
+        if not children:
+            break
+    if not found:
+        return rows
+    reason = f"the case left {found} process(es) running; they were killed"
+    first = rows[0].with_(
+        reason="; ".join(filter(None, (rows[0].reason, reason))), flags=(*rows[0].flags, "left_running")
+    )
+    if first.status == "ok":
+        first = first.with_(status="tainted")
+    return [first, *rows[1:]]
+
+
+def _children() -> list[int]:
+    """Return the pids of this process's children that still run, as /proc lists them; zombies are collected."""
+    pids: set[int] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids.update(int(word) for word in task.read_text().split())
+    running = []
+    for pid in pids:
+        try:
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                running.append(pid)
+        except ChildProcessError:
+            continue
+    return running
 
 
 def main(argv: list[str]) -> int:

@@ -36,6 +36,7 @@ class WorkerHandle:
     def __init__(self, should_stop: Callable[[], bool]) -> None:
         self._should_stop = should_stop
         self._buffer = b""
+        self._log_start = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker; closed in __exit__)
         self._read, write = os.pipe()
         try:
@@ -67,6 +68,7 @@ class WorkerHandle:
 
     def measure(self, case: Case, limit: float) -> list[Result]:
         """Return the rows of ``case``; raises WorkerLost when the worker crashed or took longer than ``limit`` s."""
+        self._log_start = self._log.seek(0, os.SEEK_END)  # a death is explained by what this case wrote, not another
         self._send({
             "kind": "case", "suite": case.suite, "bench": case.bench, "axes": dict(case.axes), "digest": case.digest
         })  # fmt: skip
@@ -133,6 +135,6 @@ class WorkerHandle:
             return "worker closed its result pipe without ending"
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - 4096))
+        self._log.seek(max(self._log_start, self._log.tell() - 4096))
         lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         return f"worker ended by {how}" + (f": {printable(lines[-1].strip())}" if lines else "")

@@ -222,7 +222,22 @@ def test_more_than_any_core_can_do_is_invalid_even_where_no_ceiling_is_known(con
     assert row.status == "invalid"
     assert "cores" in row.reason
     assert row.ceilings == ()
+    assert row.fraction is None
     assert rows_of(context, device)[0].status in ("ok", "tainted")
+
+
+def test_a_window_that_leaves_out_most_of_the_call_says_so(context: Context) -> None:
+    whole = timed(5e-3)
+
+    def body(case: Case, measure: Measure) -> None:
+        def run(reps: int) -> float:
+            return whole(reps) / 20
+
+        measure(run, link=1000)
+
+    row = rows_of(context, body)[0]
+    assert "small_window" in row.flags
+    assert row.detail["window_share"] == pytest.approx(0.05, rel=0.2)
 
 
 def test_a_model_says_so(context: Context) -> None:

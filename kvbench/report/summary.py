@@ -129,6 +129,8 @@ MEANING = {
     "direct_unproven": "whether O_DIRECT bypasses the cache here could not be proven",
     "link_below_unique": "storage delivered less than was read: a cache served the rest",
     "below_healthy": "far below what healthy machines of this kind give",
+    "left_running": "the case left processes running, which were killed when it ended",
+    "small_window": "the timed windows are less than a tenth of the calls; the rest is left out by the bench",
     "crowded": "more threads than CPUs: they wait for each other, so waiting says nothing about the machine",
     "link_unmeasured": "the kernel's read counter could not be used; link bytes are those asked for",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ class Queries:
                 found = self._latest(connection, int(latest["back"] or 0), host or self._here.host)
                 return self._loaded(connection, found, rows, with_samples)
             candidates = self._candidates(connection, selector)
-            bundle = Path(selector) if selector and "\x00" not in selector and Path(selector).is_file() else None
+            bundle = _bundle(selector)
             if len(candidates) + (bundle is not None) > 1:
                 raise self._ambiguous(connection, selector, candidates, bundle)
             if candidates:
@@ -273,6 +274,13 @@ def stored_rows(
 def results_of(connection: Connection, condition: ColumnElement[bool], *, with_samples: bool) -> list[Result]:
     """Return the results that ``condition`` picks, in the order they were committed."""
     return [result_from_row(row) for row in stored_rows(connection, condition, with_samples=with_samples)]
+
+
+def _bundle(selector: str) -> Path | None:
+    """Return the file ``selector`` names, None when it names none (or is no name a file system takes)."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path(selector) if selector and Path(selector).is_file() else None
+    return None
 
 
 def _looks_like_path(selector: str) -> bool:

@@ -29,7 +29,7 @@ def fine(case, measure):
 
 @bench(version=1, metric="time", unit="s", better="lower", how=axis.choice(
     "exit", "segv", "raise", "verify", "skip", "unavailable", "memory", "nothing", "hang", "print", "children",
-    "instant", "zero", "twice", "forks"), limit=5.0)
+    "instant", "zero", "twice", "forks", "escapes"), limit=5.0)
 def odd(case, measure):
     """Does not go well."""
     if case.how == "exit":
@@ -65,6 +65,12 @@ def odd(case, measure):
         if os.fork() == 0:
             return
         os.wait()
+    if case.how == "escapes":
+        import subprocess
+        measure(spin)
+        left = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        with open(os.environ["KVB_PIDS"], "a") as file:
+            print(left.pid, file=file)
     if case.how == "print":
         print('{"kind": "rows"}', flush=True)
         measure(spin)

@@ -68,6 +68,8 @@ def test_every_way_to_fail_is_one_row_with_a_reason_and_the_run_goes_on(kvbench:
         assert rows[how]["value"] is None
     assert "\x1b" not in ran.stderr
     assert rows["print"]["value"] is not None
+    assert rows["escapes"]["status"] == "tainted"
+    assert "left 1 process" in rows["escapes"]["reason"]
     assert rows["exit"]["detail"]["workers_lost"] == 1
     for pid in pids.read_text().split():
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
