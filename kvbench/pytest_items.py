@@ -15,7 +15,7 @@ from kvbench.contract.axis import PROFILES, Profile
 from kvbench.contract.bench import Bench
 from kvbench.contract.case import Case
 from kvbench.contract.discover import load_file
-from kvbench.contract.result import HAS_VALUE, Result, RunStatus
+from kvbench.contract.result import Result
 from kvbench.errors import KvbenchError
 
 Timed = Callable[[], None]
@@ -204,14 +204,9 @@ class PytestSession:
         if self._run is None:
             self._store.close()
             return
-        from kvbench.runner import now
+        from kvbench.runner import now, status_of
 
-        statuses = {row.status for row in self._rows}
-        status: RunStatus = "failed" if not statuses & HAS_VALUE else "ok"
-        missing = {case.digest for _, case in self._collected} - {row.digest for row in self._rows}
-        if missing and "PYTEST_XDIST_WORKER" not in os.environ:  # a worker gets only its share of the cases
-            status = "interrupted"
-        if status == "ok" and statuses & {"failed", "invalid"}:
-            status = "partial"
-        self._store.finish_run(self._run.uuid, status, now())
+        # an xdist worker gets only its share of the cases, and no telling which
+        planned = () if "PYTEST_XDIST_WORKER" in os.environ else tuple(case.digest for _, case in self._collected)
+        self._store.finish_run(self._run.uuid, status_of(planned, self._rows), now())
         self._store.close()

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from kvbench.contract.case import Case
 from kvbench.contract.discover import Suites
 from kvbench.contract.result import HAS_VALUE, PlannedCase, Result, RunInfo, RunStatus
 from kvbench.errors import EXIT_NO_DATA, EXIT_OK, KvbenchError, NoData, UsageError
+from kvbench.store.consistent import standing
 from kvbench.store.sink import Sink
 from kvbench.units import format_bytes
 from kvbench.worker_handle import Stopped, WorkerHandle, WorkerLost
@@ -206,8 +207,7 @@ class Runner:
                 try:
                     with contextlib.suppress(Stopped):
                         self._one(run, seconds, set(done or {}), rows)
-                    missing = {p.digest for p in run.plan} - {row.digest for row in rows}
-                    status = "interrupted" if missing else verdict(run, rows)
+                    status = status_of((p.digest for p in run.plan), rows)
                 except KvbenchError:
                     # a sink refused (disk full): what it took before is safe; say so once, not once per sink
                     self._finish(run, status, tolerate=True)
@@ -292,12 +292,10 @@ def failed_row(member: Bench, case: Case, reason: str, losses: int) -> Result:
     )  # fmt: skip
 
 
-def verdict(run: RunInfo, rows: Sequence[Result]) -> RunStatus:
-    """Return ok (nothing failed or invalid), partial (some did), or failed (no case has a value)."""
-    statuses = [row.status for row in rows if not row.is_canary]
-    if not any(status in HAS_VALUE for status in statuses):
-        return "failed"
-    return "partial" if {"failed", "invalid"} & set(statuses) else "ok"
+def status_of(planned: Iterable[str], rows: Iterable[Result]) -> RunStatus:
+    """Return how a run ended by its rows: the rule an import applies too (canaries count for nothing)."""
+    own = [(row.digest, row.status) for row in rows if not row.is_canary]
+    return standing("ok", list(planned), own).status
 
 
 def resume_plan(run: RunInfo, status: RunStatus, suites: Suites, here: RunInfo) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.machine.probe import ROOT, Fact
+from kvbench.machine.probe import ROOT, Fact, parse_cpu_list
 from kvbench.memory import libc
 from kvbench.memory.limits import read_text
 
@@ -36,16 +36,6 @@ class Node:
         return bool(self.cpus) and self.memory != 0
 
 
-def parse_list(text: str) -> tuple[int, ...]:
-    """Return the numbers of a kernel list such as ``0-3,8``. Raises ValueError on anything else."""
-    numbers: list[int] = []
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            numbers.extend(range(int(first), int(last or first) + 1))
-    return tuple(numbers)
-
-
 def _field(text: str, name: str) -> int | None:
     found = re.search(rf"{name}:\s+(\d+) kB", text)
     return int(found[1]) * 1024 if found else None
@@ -61,7 +51,7 @@ def nodes(root: Path = ROOT) -> Fact[tuple[Node, ...]]:
             return Fact(None, cpus.reason)
         try:
             node = Node(
-                int(path.name[4:]), parse_list(cpus.value), _field(memory, "MemTotal"), _field(memory, "MemFree")
+                int(path.name[4:]), parse_cpu_list(cpus.value), _field(memory, "MemTotal"), _field(memory, "MemFree")
             )
         except ValueError:
             return Fact(None, f"{path / 'cpulist'}: cannot read {cpus.value[:60]!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.machine.probe import parse_cpu_list
 from kvbench.memory import libc, numa
 from kvbench.memory.region import Region
 from tests.memory.test_limits import tree
@@ -22,7 +23,7 @@ def node_files(number: int, cpus: str, kib: int, free: int = 0) -> dict[str, str
     ("text", "want"), [("0-3,8\n", (0, 1, 2, 3, 8)), ("", ()), ("5", (5,)), ("0-1,4-5", (0, 1, 4, 5))]
 )
 def test_kernel_lists(text: str, want: tuple[int, ...]) -> None:
-    assert numa.parse_list(text) == want
+    assert parse_cpu_list(text) == want
 
 
 def test_a_node_without_cpus_is_never_dram(tmp_path: Path) -> None:
