@@ -13,7 +13,7 @@ from kvbench.contract.case import Case
 from kvbench.contract.result import Basis, Better, Bytes, Ceiling, Result, Scalar, Status
 from kvbench.errors import KvbenchError
 from kvbench.timing.judge import judge
-from kvbench.timing.sampler import Run, sample, sample_pair
+from kvbench.timing.sampler import Run, sample, sample_turns
 
 if TYPE_CHECKING:
     from kvbench.kernels.team import Team
@@ -171,7 +171,7 @@ class Measure:
         self, run: Run, *, link: int | Callable[[], int | None] | None = None, unique: int | None = None,
         demand: int | None = None, near: int | None = None, rate_of: RateOf | None = None, ops: float = 1.0,
         verify: Verify | None = None, kernel: str | None = None, transport: str | None = None,
-        ceilings: Sequence[Ceiling] = (), gate: GateKind | None = "delay",
+        ceilings: Sequence[Ceiling] = (), gate: GateKind | None = "delay", basis: Basis = "measured",
     ) -> Result:  # fmt: skip
         """Time ``run(reps)`` and add the primary row.
 
@@ -179,6 +179,7 @@ class Measure:
         timing, where the bytes are counted and not known. A B/s metric counts ``rate_of`` (default: link bytes).
         ``ops`` are the operations of one pass: a seconds metric is per operation, a FLOP/s metric counts them.
         ``verify`` runs after the timed region and raises VerifyError; then the case keeps no number (design 6.7).
+        ``basis`` is ``emulated`` where part of the machine was paced to another one's rates.
         """
         taken = sample(
             run, self._context.budget, tids=self._tids, gate=self._gate(gate),
@@ -190,42 +191,50 @@ class Measure:
         self._once()
         moved = Bytes(unique=unique, link=crossed, demand=demand, near=near)
         row, _ = self._row(taken, moved, rate_of, ops, kernel, transport, tuple(ceilings), retaken=True)
+        row = row.with_(basis=basis)
         self._rows.insert(0, row)
         return row
 
     def pair(
-        self, run: Run, reference: Reference, *, link: int | None = None, unique: int | None = None,
-        demand: int | None = None, near: int | None = None, rate_of: RateOf | None = None, ops: float = 1.0,
-        verify: Verify | None = None, kernel: str | None = None, transport: str | None = None,
+        self, run: Run, reference: Reference | Sequence[Reference], *, link: int | None = None,
+        unique: int | None = None, demand: int | None = None, near: int | None = None, rate_of: RateOf | None = None,
+        ops: float = 1.0, verify: Verify | None = None, kernel: str | None = None, transport: str | None = None,
         ceilings: Sequence[Ceiling] = (), gate: GateKind | None = "delay",
     ) -> Result:  # fmt: skip
-        """Time ``run`` and its measured ceiling in turns; the ceiling heads the row's list. Otherwise like a call.
+        """Time ``run`` and its measured ceilings in turns; they head the row's list in the order given, so the fraction
+        is against the first. Otherwise like a call.
 
-        A pair that comes out above its ceiling is retaken once, then flagged ``above_ceiling`` (design 6.8).
+        A row that comes out above one of them is retaken once, then flagged ``above_ceiling`` (design 6.8).
         """
+        references = (reference,) if isinstance(reference, Reference) else tuple(reference)
+        if not references:
+            raise KvbenchError("pair() without a reference", where=self._case.text(), mend="call measure() instead")
         moved = Bytes(unique=unique, link=link, demand=demand, near=near)
         self._once()
         for attempt in (1, 2):
-            pair = sample_pair(
-                run, reference.run, self._context.budget, tids=self._tids, gate=self._gate(gate),
-                marker=self._marker(), seed=self._context.seed,
+            taken, *others = sample_turns(
+                [run, *(each.run for each in references)], self._context.budget, tids=self._tids,
+                gate=self._gate(gate), marker=self._marker(), seed=self._context.seed,
             )  # fmt: skip
-            for again, check in ((run, verify), (reference.run, reference.verify)):
+            for again, check in ((run, verify), *((each.run, each.verify) for each in references)):
                 if check is not None:
-                    again(1)  # the other side ran last over the same threads and maybe the same memory
+                    again(1)  # another side ran last over the same threads and maybe the same memory
                     check()
-            top = None
-            if pair.b.summary is not None:
-                top = self._value(reference.amount, pair.b.summary.median)
-            ceiling = Ceiling(reference.name, top, "measured", "interleaved with the case")
+            tops = [
+                Ceiling(each.name, self._median(each.amount, found), "measured", "interleaved with the case")
+                for each, found in zip(references, others, strict=True)
+            ]
             row, retake = self._row(
-                pair.a, moved, rate_of, ops, kernel, transport, (ceiling, *ceilings), retaken=attempt == 2
+                taken, moved, rate_of, ops, kernel, transport, (*tops, *ceilings), retaken=attempt == 2
             )
             if not retake:
                 break
             self.note("retaken", 1)
         self._rows.insert(0, row)
         return row
+
+    def _median(self, amount: float, taken: Samples) -> float | None:
+        return None if taken.summary is None else self._value(amount, taken.summary.median)
 
     def best(self, candidates: Mapping[str, Run], *, passes: int = 1, rounds: int = 3) -> str:
         """Return the name of the fastest of ``candidates`` by ``rounds`` interleaved calls after one warm-up each."""
@@ -262,8 +271,16 @@ class Measure:
 
     def model(self, value: float, *, source: str, detail: Mapping[str, Scalar] | None = None) -> Result:
         """Add the primary row as ``modelled``: a number computed, not measured. ``source`` names the formula."""
+        return self._computed(value, "modelled", source, detail)
+
+    def simulated(self, value: float, *, source: str, detail: Mapping[str, Scalar] | None = None) -> Result:
+        """Add the primary row as ``simulated``: what a replay of events gave. ``source`` names the simulation."""
+        return self._computed(value, "simulated", source, detail)
+
+    def _computed(self, value: float, basis: Basis, source: str, detail: Mapping[str, Scalar] | None) -> Result:
+        self._once()
         self._detail.update(detail or {})
-        row = self.empty("ok", "").with_(value=value, basis="modelled", kernel=source)
+        row = self.empty("ok", "").with_(value=value, basis=basis, kernel=source)
         self._rows.insert(0, row)
         return row
 

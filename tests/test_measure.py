@@ -295,3 +295,73 @@ def test_a_target_is_reused_and_a_source_keeps_its_payload(context: Context) -> 
         assert row.status in ("ok", "tainted"), row.reason
     assert seen[0] == seen[1]
     assert seen[0][0] != seen[0][1]
+
+
+def test_several_ceilings_are_taken_in_turns_and_keep_their_order(context: Context) -> None:
+    order: list[str] = []
+
+    def named(name: str, seconds: float) -> Callable[[int], float]:
+        work = timed(seconds)
+
+        def run(reps: int) -> float:
+            order.append(name)
+            return work(reps)
+
+        return run
+
+    def body(case: Case, measure: Measure) -> None:
+        measure.pair(
+            named("case", 2 * PASS_S),
+            [Reference("gather", named("gather", PASS_S), 1000), Reference("read", named("read", PASS_S / 2), 1000)],
+            link=1000,
+        )
+
+    row = rows_of(context, body)[0]
+    assert [(c.name, c.kind) for c in row.ceilings] == [("gather", "measured"), ("read", "measured")]
+    assert row.fraction == pytest.approx(0.5, rel=0.01)
+    assert row.ceilings[1].value == pytest.approx(2000 / PASS_S, rel=0.01)
+    sampled = order[-36:] if len(order) >= 36 else order
+    assert "case gather read read gather case" in " ".join(sampled)
+
+
+@pytest.mark.parametrize("checked", [0, 1])
+def test_every_ceiling_of_a_row_is_verified(context: Context, checked: int) -> None:
+    def wrong() -> None:
+        raise VerifyError("the ceiling copied nothing")
+
+    def body(case: Case, measure: Measure) -> None:
+        checks = [wrong if i == checked else None for i in range(2)]
+        measure.pair(timed(), [Reference(f"c{i}", timed(), 1, check) for i, check in enumerate(checks)], link=1)
+
+    assert rows_of(context, body)[0].status == "failed"
+
+
+def test_a_pair_needs_a_ceiling(context: Context) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        measure.pair(timed(), [], link=1)
+
+    row = rows_of(context, body)[0]
+    assert row.status == "failed"
+    assert "without a reference" in row.reason
+
+
+@pytest.mark.parametrize("basis", ["modelled", "simulated", "emulated"])
+def test_what_was_not_measured_says_so(context: Context, basis: str) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        if basis == "modelled":
+            measure.model(3.0, source="a law")
+        elif basis == "simulated":
+            measure.simulated(3.0, source="a replay")
+        else:
+            measure(timed(), link=1000, basis="emulated")
+
+    row = rows_of(context, body)[0]
+    assert (row.status, row.basis) == ("ok", basis)
+
+
+def test_a_computed_row_is_the_only_primary_row(context: Context) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        measure(timed(), link=1000)
+        measure.model(3.0, source="a law")
+
+    assert "measured twice" in rows_of(context, body)[0].reason

@@ -89,21 +89,47 @@ def sample_pair(
     Sampling ends when both sides are done, or when one reaches its cap: going on alone would no longer be interleaved.
     ``tids`` are the threads of both. Returns records that unpack as ``a, b`` and the ratio of adjacent blocks.
     """
+    raws = _turns((run_a, run_b), limits, tids, gate, marker, on_progress)
+    ratios, ratio = pair_ratios(*raws)
+    a, b = (finish(raw, seed, FLOOR_SAMPLES, limits.lag1) for raw in raws)
+    return Paired(a, b, ratios, ratio)
+
+
+def sample_turns(
+    runs: Sequence[Run],
+    limits: Budget,
+    *,
+    tids: Sequence[int] = (),
+    gate: GateKind | None = "delay",
+    marker: Marker | None = None,
+    on_progress: Progress | None = None,
+    seed: int = 0,
+) -> tuple[Samples, ...]:
+    """Time any number of pieces of work in turns A B C C B A, as :func:`sample_pair` does two; a record each."""
+    raws = _turns(runs, limits, tids, gate, marker, on_progress)
+    return tuple(finish(raw, seed, FLOOR_SAMPLES, limits.lag1) for raw in raws)
+
+
+def _turns(
+    runs: Sequence[Run],
+    limits: Budget,
+    tids: Sequence[int],
+    gate: GateKind | None,
+    marker: Marker | None,
+    on_progress: Progress | None,
+) -> tuple[Raw, ...]:
     started = now_ns()
-    a, b = _Side(run_a, limits), _Side(run_b, limits)
+    sides = tuple(_Side(run, limits) for run in runs)
     with _quiet(tids, gate) as watch:
-        a.warm()
-        b.warm()
+        for side in sides:
+            side.warm()
         if limits.fixed_samples is None:
-            longest = min(max(a.block_seconds, b.block_seconds), PAIR_BLOCK_S)
-            a.lengthen(longest)
-            b.lengthen(longest)
-        _loop((a, b), limits, watch, marker, on_progress)
+            longest = min(max(side.block_seconds for side in sides), PAIR_BLOCK_S)
+            for side in sides:
+                side.lengthen(longest)
+        _loop(sides, limits, watch, marker, on_progress)
         wall = (now_ns() - started) * 1e-9
-        raw_a, raw_b = a.raw(wall, watch), b.raw(wall, watch)
-    ratios, ratio = pair_ratios(raw_a, raw_b)
-    done_a, done_b = (finish(raw, seed, FLOOR_SAMPLES, limits.lag1) for raw in (raw_a, raw_b))
-    return Paired(done_a, done_b, ratios, ratio)
+        return tuple(side.raw(wall, watch) for side in sides)
 
 
 class _Side:
