@@ -19,8 +19,9 @@ SCHEMA = "kvbench.crosscheck/1"
 class Figure:
     """One number beside its target; ``low`` and ``high`` are inclusive, None where that side is open.
 
-    ``value`` is in ``unit``: ``s``, ``ratio`` (C's seconds / ours) or ``count`` (then ``of`` says of how many). It is
-    None where nothing could be measured, and ``note`` then says why. ``detail`` holds what the number was made from.
+    ``value`` is in ``unit``: ``s``, ``ratio`` (C's seconds / ours, or what the name says), ``share`` (of 1, shown in
+    percent) or ``count`` (then ``of`` says of how many). It is None where nothing could be measured, and ``note`` then
+    says why. ``detail`` holds what the number was made from.
     """
 
     group: str
@@ -40,6 +41,8 @@ class Figure:
             return "-"
         if self.unit == "ratio":
             return f"{self.value:.3f}"
+        if self.unit == "share":
+            return f"{self.value:.2%}"
         if self.unit == "count":
             return f"{self.value:.0f}" if self.of is None else f"{self.value:.0f} of {self.of}"
         return format_value(self.value, self.unit)
@@ -49,6 +52,8 @@ class Figure:
         def text(bound: float) -> str:
             if self.unit == "ratio":
                 return f"{bound:.2f}"
+            if self.unit == "share":
+                return f"{bound:.3g}" if bound in (0.0, 1.0) else f"{bound:.1%}"
             return f"{bound:.0f}" if self.unit == "count" else format_value(bound, self.unit)
 
         if self.low is not None and self.high is not None:
