@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +10,11 @@ import typer
 
 from kvbench.cli.options import Db, Json
 from kvbench.cli.output import emit, emit_json, say
+from kvbench.cli.reading import load_runs, reading
 from kvbench.errors import EXIT_NO_DATA, EXIT_OK, UsageError, printable
 
 if TYPE_CHECKING:
     from kvbench.contract.result import Result
-    from kvbench.store import LoadedRun, Store
 
 RUNS_SCHEMA = "kvbench.runs/1"
 IMPORT_SCHEMA = "kvbench.import/1"
@@ -60,7 +58,7 @@ def runs(
 
     if not 1 <= limit <= MAX_LISTED:
         raise UsageError("out of range", where="--limit", got=limit, expected=f"1..{MAX_LISTED}")
-    with _reading(db) as store:
+    with reading(db) as store:
         found = store.runs(limit=limit)
         now = datetime.now(UTC)
         ages = {
@@ -103,7 +101,7 @@ def show(
     from kvbench.contract.document import results_document
     from kvbench.report.summary import run_summary
 
-    loaded = _load(selector, db)
+    loaded = load_runs(selector, db)
     rows: list[tuple[str, Result]] = []
     beside: list[tuple[str, Result]] = []
     for run in loaded:
@@ -134,7 +132,7 @@ def export(
     """Write runs to a file: a bundle travels and imports without loss; csv, json and parquet are for other tools."""
     from kvbench.store import export as export_rows
 
-    with _reading(db) as store:
+    with reading(db) as store:
         written = export_rows(store, selector, file, format, force=force)
     if json:
         emit_json({"schema": EXPORT_SCHEMA, "files": [{"path": str(file), "format": written.format,
@@ -195,28 +193,6 @@ def db(
     else:
         emit("\n".join(f"{name}: {value}" for name, value in facts.items()))
     raise typer.Exit(EXIT_OK if facts.get("integrity", "ok") == "ok" else EXIT_NO_DATA)
-
-
-def _reading(db: str | None) -> Store:
-    from kvbench.store import open_store
-
-    return open_store(db, create=False, readonly=True)
-
-
-def _load(selector: str, db: str | None) -> Sequence[LoadedRun]:
-    """Return what ``selector`` names; a bundle file needs no database."""
-    from kvbench.store import LoadedRun, read_bundle
-
-    is_bundle = False
-    with contextlib.suppress(OSError):  # a name no file system takes is no bundle
-        is_bundle = Path(selector).is_file()
-    if is_bundle:
-        found = read_bundle(selector)
-        for notice in found.notices:
-            say(f"kvbench: {notice}")
-        return [LoadedRun(run.info, run.results) for run in found.runs]
-    with _reading(db) as store:
-        return store.load(selector)
 
 
 def _matches(row: Result, word: str) -> bool:

@@ -4,48 +4,27 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from kvbench.analysis.curves import Curve, curves_of, size_of
 from kvbench.contract.result import Result
-from kvbench.report.table import BYTE_AXES, axes_text
+from kvbench.report.table import axes_text
 from kvbench.report.text import unicode_ok
 from kvbench.units import compact_bytes, format_bytes, format_value
 
 WIDTH = 40
-MIN_POINTS = 3
 MIN_FIT_POINTS = 4
 
 
 def curves(rows: Sequence[Result]) -> list[str]:
     """Return a chart for each set of rows that differ only in one byte axis and have at least three values."""
-    return [chart(title, axis, points) for title, axis, points in group(rows)]
+    return [chart(curve) for curve in curves_of(rows)]
 
 
-def group(rows: Sequence[Result]) -> Iterator[tuple[str, str, list[Result]]]:
-    """Yield (title, axis, rows in order of the axis) for each curve among ``rows``."""
-    found: dict[tuple[str, ...], list[Result]] = {}
-    for row in rows:
-        if row.value is None or row.basis != "measured":
-            continue
-        for axis in row.axes:
-            if axis in BYTE_AXES and isinstance(size_of(row, axis), int):
-                rest = (axes_text(row, (axis,)),)
-                found.setdefault((row.suite, row.bench, row.metric, axis, *rest), []).append(row)
-    for key, members in found.items():
-        suite, bench, metric, axis, *others = key
-        ordered = sorted(members, key=lambda row: size_of(row, axis) or 0)
-        if len({size_of(row, axis) for row in ordered}) >= MIN_POINTS:
-            yield f"{suite}/{bench} {metric}, {' '.join(others)}".rstrip(", "), axis, ordered
-
-
-def size_of(row: Result, axis: str) -> int | None:
-    """Return the bytes of ``axis``: the resolved number behind a word."""
-    value = row.resolved.get(axis, row.axes[axis])
-    return value if isinstance(value, int) else None
-
-
-def chart(title: str, axis: str, rows: Sequence[Result]) -> str:
+def chart(curve: Curve) -> str:
     """Return the lines of one curve: a bar per point, linear in the value (logarithmic for times), then the fit."""
+    axis, rows = curve.axis, curve.rows
+    title = f"{curve.suite}/{curve.bench} {curve.metric}, {axes_text(rows[0], (axis,))}".rstrip(", ")
     full, partial = ("█", "▏▎▍▌▋▊▉█") if unicode_ok(sys.stdout) else ("#", "#")
     values = [row.value for row in rows if row.value is not None]
     logarithmic = rows[0].better == "lower" and max(values) > 20 * min(values)
@@ -66,25 +45,16 @@ def chart(title: str, axis: str, rows: Sequence[Result]) -> str:
         lines.append(
             f"  {compact_bytes(size_of(row, axis) or 0):>8} {bar:<{WIDTH}} {format_value(row.value, row.unit)}{mark}"
         )
-    lines.extend(fit_lines(axis, rows))
+    lines.extend(fit_lines(curve))
     return "\n".join(lines)
 
 
-def fit_lines(axis: str, rows: Sequence[Result]) -> list[str]:
+def fit_lines(curve: Curve) -> list[str]:
     """Return the fitted law of a bandwidth curve, or the reason why it does not fit; nothing for other metrics."""
-    if rows[0].unit != "B/s" or len(rows) < MIN_FIT_POINTS:
+    if curve.rows[0].unit != "B/s" or len(curve.rows) < MIN_FIT_POINTS:
         return []
-    points = [point for row in rows if (point := _point(axis, row)) is not None]
-    return [f"  fit over {axis}: {describe_fit(points)}"] if len(points) >= MIN_FIT_POINTS else []
-
-
-def _point(axis: str, row: Result) -> tuple[int, float] | None:
-    """Return (bytes, seconds) of one transfer: the whole pass where the axis is the size, else one piece of it."""
-    counted = getattr(row.bytes, row.rate_of) if row.rate_of else None
-    size = size_of(row, axis)
-    if not counted or not row.seconds or not size:
-        return None
-    return (counted, row.seconds) if axis == "bytes" else (size, row.seconds * size / counted)
+    points = curve.points()
+    return [f"  fit over {curve.axis}: {describe_fit(points)}"] if len(points) >= MIN_FIT_POINTS else []
 
 
 def describe_fit(points: Sequence[tuple[int, float]]) -> str:

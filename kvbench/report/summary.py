@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from kvbench.analysis.curves import BYTE_AXES
 from kvbench.contract.result import Bytes, Result, RunInfo, Scalar
 from kvbench.errors import printable
 from kvbench.report.chart import curves
-from kvbench.report.table import BYTE_AXES, SHOWABLE, axes_text, results_table
+from kvbench.report.table import SHOWABLE, axes_text, results_table
 from kvbench.units import counted, format_duration
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvbench.analysis.curves import BYTE_AXES
 from kvbench.contract.result import Result, Scalar
 from kvbench.errors import printable
 from kvbench.report.text import unicode_ok
@@ -21,7 +22,6 @@ from kvbench.units import compact_bytes, counted, format_interval
 
 PIPE_WIDTH = 200  # off a terminal rich would cut cells at 80 columns; a log or a pager can scroll
 SHOWABLE = 1e150  # beyond, rounding and squaring overflow; no machine gives such numbers, only a file can
-BYTE_AXES = frozenset({"bytes", "fragment", "block"})
 
 
 # Hints of the sampler and words for what disturbed single samples: counted below the table and kept in the JSON. Every
@@ -41,14 +41,15 @@ def axes_text(row: Result, leave_out: Container[str] = ()) -> str:
     for name, value in row.axes.items():
         if name in leave_out:
             continue
-        text = _setting(name, value)
+        text = setting(name, value)
         if name in row.resolved and row.resolved[name] != value:
-            text += f"({_setting(name, row.resolved[name])})"
+            text += f"({setting(name, row.resolved[name])})"
         parts.append(f"{name}={text}")
     return " ".join(parts)
 
 
-def _setting(axis: str, value: Scalar) -> str:
+def setting(axis: str, value: Scalar) -> str:
+    """Return an axis value for reading: sizes in bytes as ``256MiB``."""
     return compact_bytes(value) if axis in BYTE_AXES and isinstance(value, int) and value >= 0 else str(value)
 
 
