@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kvbench.analysis.effect import LEAST_RUNS, Effect, effect, is_same
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvbench.contract.result import Better
 
 Outcome = Literal["pass", "regression", "unknown"]
+T = TypeVar("T")
 
 RUNS = 5  # a side and look: the least with an exact p far below 0.05
 LEVEL = 0.05
@@ -96,7 +97,7 @@ def _unknown(found: Effect, reason: str) -> Judged:
     return Judged("INCONCLUSIVE", "unknown", reason, found)
 
 
-def halves(baseline: Sequence[float]) -> tuple[Sequence[float], Sequence[float] | None]:
+def halves(baseline: Sequence[T]) -> tuple[Sequence[T], Sequence[T] | None]:
     """Return the runs of a stored baseline for the first and for the second look.
 
     It cannot be run again. Both looks at the same runs would share their luck, so ten runs are dealt out in turns;

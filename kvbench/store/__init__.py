@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvbench.store.bundle import Bundle, BundleRun, BundleWriter, check_bundle, read_bundle
+    from kvbench.store.decisions import Calibration, KnownCase, Note
     from kvbench.store.engine import Store, open_store
     from kvbench.store.formats import FORMATS, Exported, export
     from kvbench.store.labels import check_label
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from kvbench.store.transfer import ImportCounts, export_bundle, import_bundle
 
 __all__ = [
-    "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Exported", "Figure", "ImportCounts", "LoadedRun", "Pair",
-    "Point", "Sink", "Store", "StoredRun", "check_bundle", "check_label", "export", "export_bundle", "import_bundle",
-    "open_store", "read_bundle",
+    "FORMATS", "Bundle", "BundleRun", "BundleWriter", "Calibration", "Exported", "Figure", "ImportCounts", "KnownCase",
+    "LoadedRun", "Note", "Pair", "Point", "Sink", "Store", "StoredRun", "check_bundle", "check_label", "export",
+    "export_bundle", "import_bundle", "open_store", "read_bundle",
 ]  # fmt: skip
 
 _HOMES = {
     "Bundle": "bundle", "BundleRun": "bundle", "BundleWriter": "bundle", "check_bundle": "bundle",
-    "read_bundle": "bundle", "Store": "engine",
+    "read_bundle": "bundle", "Calibration": "decisions", "KnownCase": "decisions", "Note": "decisions",
+    "Store": "engine",
     "open_store": "engine", "FORMATS": "formats", "Exported": "formats",
     "export": "formats", "LoadedRun": "query", "StoredRun": "query",
     "Figure": "series", "Pair": "series", "Point": "series",

@@ -1,0 +1,326 @@
+"""``gate``: whether this code is slower than a baseline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvbench.cli.commands_decide import VERDICTS_SCHEMA, side
+from kvbench.cli.commands_run import parse_overrides
+from kvbench.cli.options import Db, Json, Selects
+from kvbench.cli.output import emit, emit_json, say
+from kvbench.cli.reading import reading
+from kvbench.contract.axis import PROFILES
+from kvbench.errors import (
+    EXIT_INCONCLUSIVE,
+    EXIT_NO_DATA,
+    EXIT_OK,
+    EXIT_REGRESSION,
+    KvbenchError,
+    NoData,
+    UsageError,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from kvbench.contract.result import Result
+    from kvbench.gating import Fresh, Gated, GateResult, Key
+    from kvbench.store.decisions import Calibration
+
+EXITS = {
+    "PASS": EXIT_OK, "REGRESSION": EXIT_REGRESSION, "INCONCLUSIVE": EXIT_INCONCLUSIVE, "TAINTED": EXIT_INCONCLUSIVE,
+    "REPORT_ONLY": EXIT_INCONCLUSIVE, "NO_DATA": EXIT_NO_DATA,
+}  # fmt: skip
+Axis = Annotated[
+    list[str] | None,
+    typer.Option("-a", "--axis", metavar="AXIS=V1,V2", help="Replace the profile's values of an axis; repeatable."),
+]
+Scratch = Annotated[str | None, typer.Option("--scratch", metavar="DIR", help="Directory for file tiers.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to ``app``."""
+    app.command("gate")(gate)
+
+
+def gate(
+    select: Selects = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="SELECTOR", help="Stored runs of this hardware, at least 5.")
+    ] = None,
+    baseline_python: Annotated[
+        str | None, typer.Option("--baseline-python", metavar="PATH", help="Python with the other kvbench installed.")
+    ] = None,
+    axis: Axis = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="smoke|quick|full", help="Default: the baseline's, else quick.")
+    ] = None,
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Judge by the margin alone, without knowing each case's noise.")
+    ] = False,
+    bundles: Annotated[Path | None, typer.Option("--bundles", metavar="DIR", help="Keep both sides' bundles.")] = None,
+    verdict: Annotated[Path | None, typer.Option("--verdict", metavar="FILE", help="Write the JSON verdict.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option("--summary", metavar="FILE", help="Append Markdown; default $GITHUB_STEP_SUMMARY.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print every case.")] = False,
+    scratch: Scratch = None,
+    db: Db = None,
+    no_db: Annotated[bool, typer.Option("--no-db", help="Store no run; needs --no-calibration.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure this code and say whether it is slower than a baseline: 0 pass, 1 regression, 4 cannot know.
+
+    What the first five runs a side flag is looked at again by five fresh runs a side; only what both find is a
+    regression. Exit code 2: the command or baseline cannot be used, 3: nothing matched.
+    """
+    if (baseline is None) == (baseline_python is None):
+        raise UsageError("one baseline is needed", where="kvbench gate", expected="--baseline or --baseline-python")
+    if no_db and not no_calibration:
+        raise UsageError("the calibration lies in the database", where="--no-db", mend="add --no-calibration")
+    if no_db and baseline is not None and not Path(baseline).is_file():
+        raise UsageError("stored runs lie in the database", where="--no-db", got=baseline, expected="a bundle file")
+    outputs = _outputs(verdict, junit, summary)
+    if not no_db:
+        check_store(db)
+    from kvbench.gating import Asked
+
+    chosen = None if profile is None else known_profile(profile)
+    asked = Asked(tuple(select or ()), tuple(axis or ()), chosen or "quick", scratch)
+    if baseline is not None:
+        found, calibration = _stored(baseline, asked, chosen, bundles, no_calibration, db, no_db)
+    else:
+        assert baseline_python is not None
+        found, calibration = _interleaved(baseline_python, asked, bundles, no_calibration, db, no_db)
+    _report(found, calibration, outputs, everything=everything, json=json)
+
+
+def _stored(
+    baseline: str, asked: Any, profile: str | None, bundles: Path | None, bare: bool, db: str | None, no_db: bool
+) -> tuple[GateResult, dict[str, Any] | None]:
+    from dataclasses import replace
+
+    from kvbench import runner
+    from kvbench.analysis.compare import Side
+    from kvbench.analysis.gate import RUNS
+    from kvbench.gating import Fresh, against_stored, primaries
+
+    found = side(baseline, db)
+    kept = Side(found.name, tuple(run for run in found.runs if not run.info.resumed))
+    here = runner.new_runs(runner.Plan((), "smoke", 0.0, 0), 1, None)[0]
+    if found.hw_class != here.hw_class:
+        raise UsageError(
+            "the baseline is of other hardware", where=f"--baseline {baseline}", got=found.hw_class,
+            expected=here.hw_class, mend="kvbench compare holds machines against each other",
+        )  # fmt: skip
+    if len(kept.runs) < RUNS:
+        raise UsageError(
+            "too few runs for a baseline", where=f"--baseline {baseline}",
+            got=f"{len(kept.runs)} that were not resumed", expected=f"at least {RUNS}, 10 to confirm a finding",
+            mend="kvbench run --runs 10 --label NAME",
+        )  # fmt: skip
+    profiles = sorted({run.info.profile for run in kept.runs})
+    if len(profiles) > 1 or (profile is not None and profile != profiles[0]):
+        raise UsageError(
+            "the baseline was measured otherwise", where=f"--baseline {baseline}", got=" ".join(profiles),
+            expected=profile or "one profile",
+        )  # fmt: skip
+    asked = replace(asked, profile=profiles[0])
+    planned = planned_digests(asked)
+    keys = {
+        key: rows[0] for key, rows in primaries(kept.runs).items()
+        if key[0] in planned and any(row.value is not None for row in rows)
+    }  # fmt: skip
+    if not keys:
+        raise NoData(
+            "the baseline has a value for none of the selected cases", where=f"--baseline {baseline}",
+            mend=f"kvbench show {printable(baseline)} lists what it has",
+        )  # fmt: skip
+    if not asked.select:  # what the baseline does not have need not be measured
+        asked = asked.narrowed(sorted({f"{row.suite}/{row.bench}" for row in keys.values()}))
+    known, calibration = _calibrations(here.hw_class, here.env, keys, bare, db)
+    with bundle_folder(bundles) as folder:
+        fresh = Fresh(sys.executable, "candidate", folder, say, store=not no_db, db=db)
+        return against_stored(kept, fresh, asked, keys, known, say), calibration
+
+
+def _interleaved(
+    python: str, asked: Any, bundles: Path | None, bare: bool, db: str | None, no_db: bool
+) -> tuple[GateResult, dict[str, Any] | None]:
+    from kvbench import runner
+    from kvbench.gating import Fresh, interleaved
+
+    planned_digests(asked)
+    here = runner.new_runs(runner.Plan((), "smoke", 0.0, 0), 1, None)[0]
+    notes: list[dict[str, Any] | None] = [None]
+
+    def known(hw_class: str, keys: Mapping[Key, Result]) -> Mapping[Key, Calibration]:
+        found, notes[0] = _calibrations(hw_class, here.env, keys, bare, db)
+        return found
+
+    with bundle_folder(bundles) as folder:
+        base = Fresh(python, "baseline", folder, say)
+        fresh = Fresh(sys.executable, "candidate", folder, say, store=not no_db, db=db)
+        _check_other(base, fresh, python)
+        known(here.hw_class, {})  # said before anything is measured
+        return interleaved(base, fresh, asked, known, say), notes[0]
+
+
+def _check_other(base: Fresh, fresh: Fresh, python: str) -> None:
+    if base.home() == fresh.home():
+        raise UsageError(
+            "both sides are the same code", where="--baseline-python", got=python,
+            expected="an environment with the other kvbench", mend="pip install the other version into its own venv",
+        )  # fmt: skip
+
+
+def _calibrations(
+    hw_class: str, env: Mapping[str, Any], keys: Mapping[Key, Result], bare: bool, db: str | None
+) -> tuple[Mapping[Key, Calibration], dict[str, Any] | None]:
+    """Return the usable calibrations, and what the verdict says about them."""
+    from kvbench.analysis.calibration import usable
+
+    if bare:
+        return {}, None
+    try:
+        with reading(db) as store:
+            kept, left_out = usable(store.calibrations(hw_class), env)
+    except KvbenchError as error:
+        kept, left_out = {}, str(error)
+    missing = [key for key in keys if key not in kept]
+    reason = ""
+    if not kept:
+        reason = f"no usable calibration ({left_out})" if left_out else "this hardware was never calibrated"
+        say(f"kvbench: {printable(reason, 400)}: report only, exit code 4; kvbench calibrate, or --no-calibration")
+    elif missing:
+        reason = f"{len(missing)} of {len(keys)} cases have no calibration"
+    newest = max((each.created_at for each in kept.values()), default=None)
+    return kept, {"created_at": newest, "cases": len([key for key in keys if key in kept]), "reason": reason}
+
+
+def _report(
+    found: GateResult, calibration: dict[str, Any] | None, outputs: Mapping[str, Path], *, everything: bool, json: bool
+) -> None:
+    from kvbench.gating import decided
+    from kvbench.report import gate_text
+
+    found = decided(found, calibration)
+    document = gate_document(found, calibration)
+    texts = {
+        "verdict": lambda: _json_text(document), "junit": lambda: gate_text.junit(found),
+        "summary": lambda: gate_text.summary(found),
+    }  # fmt: skip
+    for name, path in outputs.items():
+        try:
+            with path.open("a" if name == "summary" else "w", encoding="utf-8") as file:
+                file.write(texts[name]())
+        except OSError as error:  # the verdict itself must not be lost to a full disk
+            say(f"kvbench: --{name} {printable(str(path))} could not be written: {error.strerror}")
+    if json:
+        emit_json(document)
+    else:
+        emit(gate_text.gate_text(found, everything=everything))
+    raise typer.Exit(EXITS[found.word])
+
+
+def _json_text(document: Mapping[str, Any]) -> str:
+    import json as codec
+
+    return codec.dumps(document, allow_nan=False, indent=1) + "\n"
+
+
+def gate_document(found: GateResult, calibration: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the ``kvbench.verdicts/1`` document of a gate, worst case first."""
+    from kvbench.report.gate_text import ordered
+
+    return {
+        "schema": VERDICTS_SCHEMA, "command": "gate", "verdict": found.word, "exit_code": EXITS[found.word],
+        "reason": found.reason, "calibration": None if calibration is None else dict(calibration),
+        "sides": [
+            {
+                "name": each.name, "runs": [run.info.uuid for run in each.runs], "hw_class": each.hw_class,
+                "env": each.env, "labels": sorted({run.info.label for run in each.runs if run.info.label}),
+            } for each in found.sides
+        ],
+        "rows": [_gate_row(case) for case in ordered(found.cases)], "against": [],
+    }  # fmt: skip
+
+
+def _gate_row(case: Gated) -> dict[str, Any]:
+    row = case.row_a or case.row_b
+    assert row is not None
+    effect = case.judged.effect if case.judged else None
+    return {
+        "side": 1, "suite": row.suite, "bench": row.bench, "axes": dict(row.axes), "metric": row.metric,
+        "unit": row.unit, "better": row.better, "a": effect.a if effect else None, "b": effect.b if effect else None,
+        "runs_a": effect.runs_a if effect else 0, "runs_b": effect.runs_b if effect else 0,
+        "fraction_a": case.row_a.fraction if case.row_a else None,
+        "fraction_b": case.row_b.fraction if case.row_b else None, "compares": "value",
+        "ratio": effect.ratio if effect else None, "low": effect.low if effect else None,
+        "high": effect.high if effect else None, "margin": case.rule.threshold,
+        "verdict": case.judged.verdict if case.judged else "NO_DATA", "comparable": "comparable", "differs": [],
+        "reason": case.reason, "outcome": case.outcome, "run_sd": case.rule.run_sd, "looks": case.looks,
+    }  # fmt: skip
+
+
+def known_profile(word: str) -> str:
+    if word not in PROFILES:
+        raise UsageError("unknown profile", where="--profile", got=word, expected=" ".join(PROFILES))
+    return word
+
+
+def planned_digests(asked: Any) -> set[str]:
+    """Return the digests of the cases asked for here. Raises UsageError or NoData before anything is measured."""
+    from kvbench import runner
+    from kvbench.contract.discover import load_suites
+
+    profile = next(p for p in PROFILES if p == asked.profile)
+    plan = runner.make_plan(load_suites(), asked.select, parse_overrides(asked.axes), profile)
+    return {case.digest for _, case in plan.pairs}
+
+
+def check_store(db: str | None) -> None:
+    """Raise UsageError unless rows can be written; the database is made if it is not there."""
+    from kvbench.store import open_store
+
+    with open_store(db) as store:
+        store.check_writable()
+
+
+def _outputs(verdict: Path | None, junit: Path | None, summary: Path | None) -> dict[str, Path]:
+    """Return the files to write, each checked to be writable before anything is measured."""
+    if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
+        summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
+    found = {name: path for name, path in (("verdict", verdict), ("junit", junit), ("summary", summary)) if path}
+    for name, path in found.items():
+        try:
+            with path.open("a"):
+                pass
+        except OSError as error:
+            raise UsageError(f"cannot be written ({error.strerror})", where=f"--{name}", got=str(path)) from None
+    return found
+
+
+@contextlib.contextmanager
+def bundle_folder(kept: Path | None) -> Iterator[Path]:
+    """Give the folder for bundles: the user's, which must hold none of ours yet, or one that goes away."""
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="kvbench-gate-") as name:
+            yield Path(name)
+        return
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        taken = [path.name for path in kept.glob("*.jsonl")]
+    except OSError as error:
+        raise UsageError(f"cannot be used ({error.strerror})", where="--bundles", got=str(kept)) from None
+    if taken:
+        raise UsageError("there are bundles in it already", where=f"--bundles {kept}", got=taken[0], mend="empty it")
+    yield kept
