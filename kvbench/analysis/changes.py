@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvbench.analysis.effect import MARGIN
+from kvbench.analysis.effect import MARGIN, rank_probability
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SEGMENT = 5  # points either side: a single spike is no level
+EXACT = 24  # points; below, the normal law puts splits near the middle and is too timid for five runs that lie apart
 LEVEL = 0.01  # of a whole segment, after Bonferroni over its split points
 
 
@@ -79,9 +80,13 @@ def _split(data: NDArray[np.float64], start: int, end: int, margin: float, found
         return  # one value throughout
     distance = np.abs(sums - left * (n + 1) / 2.0)
     scores = (distance - 0.5) / spread
-    # the split is where the ranks part most cleanly among those whose levels differ enough to matter
-    best = int(np.argmax(scores))
-    p = min(1.0, math.erfc(scores[best] / math.sqrt(2.0)) * tried)
+    if n <= EXACT:
+        tails = [_tail(list(part[:size]), list(part[size:])) for size in left.tolist()]
+        best = int(np.argmin(tails))
+        p = min(1.0, 2.0 * tails[best] * tried)
+    else:
+        best = int(np.argmax(scores))
+        p = min(1.0, math.erfc(scores[best] / math.sqrt(2.0)) * tried)
     at = start + int(left[best])
     low, high = sorted((float(np.median(data[start:at])), float(np.median(data[at:end]))))
     if p >= LEVEL or high / low - 1.0 < margin:
@@ -89,6 +94,10 @@ def _split(data: NDArray[np.float64], start: int, end: int, margin: float, found
     found.append((at, p))
     _split(data, start, at, margin, found)
     _split(data, at, end, margin, found)
+
+
+def _tail(before: list[float], after: list[float]) -> float:
+    return min(rank_probability(before, after), rank_probability(after, before))
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from kvbench import __version__
-from kvbench.cli import commands_calibrate, commands_decide, commands_gate, commands_run, commands_store
+from kvbench.cli import (
+    commands_calibrate,
+    commands_decide,
+    commands_gate,
+    commands_history,
+    commands_run,
+    commands_store,
+)
 from kvbench.cli.output import emit, prepare_streams, say
 from kvbench.errors import EXIT_NO_DATA, EXIT_SIGINT, EXIT_USAGE, KvbenchError, printable
 
@@ -23,6 +30,7 @@ commands_store.register(app)
 commands_decide.register(app)
 commands_gate.register(app)
 commands_calibrate.register(app)
+commands_history.register(app)
 
 # typer raises click's usage errors but has moved click inside itself; its own BadParameter leads to the base class.
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

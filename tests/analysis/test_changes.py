@@ -72,3 +72,10 @@ def test_ranks_and_ties_are_scipys() -> None:
     assert _ranks(values).tolist() == stats.rankdata(values).tolist()
     counts = np.array([1, 2, 3])
     assert _ties(values) == float((counts**3 - counts).sum())
+
+
+def test_five_runs_that_all_lie_apart_are_a_new_level() -> None:
+    series = [*noise(13, 5), *(noise(5, 6) * 0.77)]
+    (found,) = changes(series)
+    assert found.index == 13
+    assert changes([*noise(13, 5), *(noise(2, 6) * 0.77)]) == []
