@@ -68,9 +68,8 @@ class Decisions:
         at = now()
         with self._db.write() as connection:
             digests = {each.digest for each in found}
-            ids = dict(
-                connection.execute(select(cases.c.digest, cases.c.id).where(cases.c.digest.in_(digests))).tuples().all()
-            )
+            known = select(cases.c.digest, cases.c.id).where(cases.c.digest.in_(digests))
+            ids = {row.digest: row.id for row in connection.execute(known)}
             for each in found:
                 if each.digest not in ids:
                     raise UsageError("this case is not in the database", where=self._db.target.display, got=each.digest)
