@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from kvbench.analysis.compare import CLEAN, Loaded, Side, by_events, compare, window
 from kvbench.analysis.effect import LEAST_RUNS, MARGIN, margin
-from kvbench.analysis.gate import RUNS, Judged, Rule, flagged, halves, judge, look
+from kvbench.analysis.gate import RUNS, Rule, flagged, halves, judge, look
+from kvbench.analysis.gated import Gated, GateResult, Key, Word
 from kvbench.errors import EXIT_OK, KvbenchError, NoData, UsageError, printable
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from kvbench.store.bundle import BundleRun
     from kvbench.store.decisions import Calibration
 
-Word = Literal["PASS", "REGRESSION", "INCONCLUSIVE", "TAINTED", "NO_DATA", "REPORT_ONLY"]
-Key = tuple[str, str]
 Tell = Callable[[str], None]
 Lookup = Callable[[str, Mapping[Key, "Result"]], Mapping[Key, "Calibration"]]  # hardware class, cases -> their noise
 _EXITS_WITH_ROWS = (EXIT_OK, 3)  # 3: some case failed, which is a finding here and not an end
@@ -49,37 +48,6 @@ class Asked:
     def narrowed(self, benches: Sequence[str]) -> Asked:
         """Return the same with only ``benches`` (suite/bench)."""
         return replace(self, select=tuple(benches))
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """One case as the gate saw it. ``row_a`` and ``row_b`` are a row of each side, None where that side has none."""
-
-    key: Key
-    row_a: Result | None
-    row_b: Result | None
-    judged: Judged | None
-    rule: Rule
-    looks: int
-    outcome: Literal["pass", "regression", "unknown"]
-    reason: str
-
-    @property
-    def loss(self) -> float:
-        return self.judged.effect.loss if self.judged else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """``word`` and ``reason`` are the verdict; ``sides`` the runs of the first look; ``left_out`` cases the baseline
-    does not have."""
-
-    word: Word
-    reason: str
-    cases: tuple[Gated, ...]
-    sides: tuple[Side, Side]
-    moved: tuple[str, ...]
-    left_out: int
 
 
 class Fresh:

@@ -254,17 +254,27 @@ class Measure:
         self, metric: str, value: float | None, *, unit: str, better: Better, low: float | None = None,
         high: float | None = None, n: int = 0, basis: Basis = "measured", status: Status | None = None,
         reason: str = "", kernel: str | None = None, moved: Bytes | None = None, rate_of: RateOf | None = None,
-        seconds: float | None = None, detail: Mapping[str, Scalar] | None = None,
+        seconds: float | None = None, detail: Mapping[str, Scalar] | None = None, ceilings: Sequence[Ceiling] = (),
     ) -> Result:  # fmt: skip
-        """Add a row for a further metric of this case; call it after the primary. ``metric`` must be declared."""
+        """Add a row for a further metric of this case; call it after the primary. ``metric`` must be declared.
+
+        A value beyond a physical one of its ``ceilings`` is ``invalid``, as in a primary row; the fraction is against
+        the first.
+        """
         if metric not in self._bench.extra_metrics:
             raise KvbenchError(
                 "undeclared metric", where=f"{self._bench.suite}/{self._bench.name}", got=metric,
                 expected="one of extra_metrics=... in its @bench",
             )  # fmt: skip
+        fraction = None
+        if value is not None and value > 0.0 and ceilings:
+            found = judge(value, better, ceilings, reason=reason, retaken=True)
+            fraction, reason = found.fraction, found.reason
+            status = "invalid" if found.status == "invalid" else status
         row = self.empty(status or ("ok" if value is not None else "failed"), reason).with_(
             metric=metric, unit=unit, better=better, value=value, low=low, high=high, n=n, basis=basis, kernel=kernel,
             bytes=moved or Bytes(), rate_of=rate_of, seconds=seconds, detail=dict(detail or {}),
+            ceilings=tuple(ceilings), fraction=fraction,
         )  # fmt: skip
         self._rows.append(row)
         return row
@@ -276,6 +286,29 @@ class Measure:
     def simulated(self, value: float, *, source: str, detail: Mapping[str, Scalar] | None = None) -> Result:
         """Add the primary row as ``simulated``: what a replay of events gave. ``source`` names the simulation."""
         return self._computed(value, "simulated", source, detail)
+
+    def counted(
+        self, value: float, *, n: int, source: str, kernel: str | None = None, seconds: float | None = None,
+        ceilings: Sequence[Ceiling] = (), detail: Mapping[str, Scalar] | None = None,
+    ) -> Result:  # fmt: skip
+        """Add the primary row as measured without timing: bytes, calls or shares counted ``n`` times on real work.
+
+        ``source`` says by what (an allocator's ledger, a kernel counter). Raises KvbenchError for ``n`` below 1.
+        """
+        if n < 1:
+            raise KvbenchError("nothing was counted", where=self._case.text(), got=n, expected="at least one count")
+        self._once()
+        self.note("counted_by", source)
+        self._detail.update(detail or {})
+        row = self.empty("ok", "").with_(value=value, n=n, kernel=kernel, seconds=seconds)
+        if ceilings and value > 0.0:
+            found = judge(value, self._bench.better, ceilings, retaken=True)
+            row = row.with_(
+                status=found.status, reason=found.reason, flags=(*row.flags, *found.flags), fraction=found.fraction,
+                ceilings=tuple(ceilings),
+            )  # fmt: skip
+        self._rows.insert(0, row)
+        return row
 
     def _computed(self, value: float, basis: Basis, source: str, detail: Mapping[str, Scalar] | None) -> Result:
         self._once()

@@ -37,6 +37,11 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Check the kvbench options once it is known which cases will run."""
+    wrong = getattr(session.config, "_kvbench_usage", None)
+    if wrong:
+        import pytest
+
+        raise pytest.UsageError(wrong)
     cases = [item.case for item in session.items if hasattr(item, "case") and item.get_closest_marker("kvbench")]
     if cases:
         from kvbench.pytest_items import PytestSession

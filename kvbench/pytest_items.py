@@ -73,7 +73,9 @@ class BenchFile(pytest.Module):
                     for name, text in given.items() if name in member.axes
                 }  # fmt: skip
             except KvbenchError as error:
-                raise pytest.UsageError(str(error)) from None
+                # raised here it would be a collection error with a traceback: see plugin.pytest_collection_finish
+                config._kvbench_usage = str(error)  # type: ignore[attr-defined]
+                return
             for case in member.cases(profile, override):
                 axes = "-".join(f"{name}={member.axes[name].format(value)}" for name, value in case.axes.items())
                 clock = VirtualClock()

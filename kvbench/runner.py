@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import kvbench
 from kvbench import canary
@@ -26,6 +26,9 @@ from kvbench.store.consistent import standing
 from kvbench.store.sink import Sink
 from kvbench.units import format_bytes
 from kvbench.worker_handle import Stopped, WorkerHandle, WorkerLost
+
+if TYPE_CHECKING:
+    from kvbench.machine.nvml_devices import Visit
 
 DEFAULT_SECONDS: Mapping[Profile, float] = {"smoke": 0.5, "quick": 2.0, "full": 8.0}  # one case, for the estimate only
 START_LIMIT_S = 300.0  # includes compiling every kernel of a first run on a slow box
@@ -71,8 +74,14 @@ class Outcome:
         return EXIT_OK if good and not {"failed", "invalid"} & set(statuses) else EXIT_NO_DATA
 
 
-def make_plan(suites: Suites, selects: Sequence[str], overrides: Mapping[str, str], profile: Profile) -> Plan:
-    """Return the cases ``selects`` and ``-a`` overrides name; raises UsageError or, for an empty grid, NoData."""
+def make_plan(
+    suites: Suites, selects: Sequence[str], overrides: Mapping[str, str], profile: Profile, gpus: Sequence[Visit] = ()
+) -> Plan:
+    """Return the cases ``selects`` and ``-a`` overrides name; raises UsageError or, for an empty grid, NoData.
+
+    ``gpus``: a bench with an axis ``device`` that no override names visits each of them, and on each the nodes it
+    lists if the bench has an axis ``node``. Without any its grid is that of one GPU: it says what is not there.
+    """
     benches = suites.select(selects)
     pairs: list[tuple[Bench, Case]] = []
     for member in benches:
@@ -85,7 +94,8 @@ def make_plan(suites: Suites, selects: Sequence[str], overrides: Mapping[str, st
         values: dict[str, tuple[Value, ...]] = {
             name: member.axes[name].parse_list(text, f"-a {name}") for name, text in overrides.items()
         }
-        pairs.extend((member, case) for case in member.cases(profile, values))
+        for place in _places(member, profile, values, gpus):
+            pairs.extend((member, case) for case in member.cases(profile, values | place))
     if not pairs:
         raise NoData(
             "the selection holds no case", where=" ".join(selects) or "all suites",
@@ -95,6 +105,22 @@ def make_plan(suites: Suites, selects: Sequence[str], overrides: Mapping[str, st
     seconds += canary.expected_seconds(profile)
     disk = max((member.disk(case.axes) for member, case in pairs if member.disk), default=0)
     return Plan(tuple(pairs), profile, seconds, disk)
+
+
+def _places(
+    member: Bench, profile: Profile, given: Mapping[str, tuple[Value, ...]], gpus: Sequence[Visit]
+) -> Iterator[dict[str, tuple[Value, ...]]]:
+    """Yield the values of ``device`` and ``node`` at each GPU the bench visits; nothing of them where it has no say."""
+    device, node = member.axes.get("device"), member.axes.get("node")
+    if device is None or "device" in given or device.values(profile) != (0,) or not gpus:
+        yield {}
+        return
+    for visit in gpus:
+        place: dict[str, tuple[Value, ...]] = {"device": (visit.device,)}
+        if node is not None and "node" not in given and node.values(profile) == ("near",):
+            place["node"] = tuple(word for word in visit.nodes if word in node.legal)
+        if visit.device <= device.high:
+            yield place
 
 
 def check_disk(plan: Plan, directory: Path) -> None:
@@ -148,9 +174,12 @@ def new_runs(
     seed = random.SystemRandom().getrandbits(31) if seed is None else seed
     runs = []
     for number in range(count):
-        order = [
-            PlannedCase(case.digest, case.suite, case.bench, case.version, dict(case.axes)) for _, case in plan.pairs
-        ]
+        order = list(
+            {
+                case.digest: PlannedCase(case.digest, case.suite, case.bench, case.version, dict(case.axes))
+                for _, case in plan.pairs
+            }.values()
+        )
         if count > 1:
             random.Random(seed + number).shuffle(order)
         runs.append(
@@ -215,6 +244,11 @@ class Runner:
                 finally:
                     self._ui.end()
                 finished = self._finish(run, status)
+                if {row.status for row in rows if not row.is_canary} == {"skipped"}:
+                    self._ui.note(
+                        "every case was skipped; canaries ran before them because only a case itself can tell that it "
+                        "cannot run here"
+                    )
                 outcome.runs.append(replace(run, status=status, finished_at=finished))
                 for row in rows:
                     (outcome.canaries if row.is_canary else outcome.rows).append((run.uuid, row))
@@ -224,7 +258,7 @@ class Runner:
         return outcome
 
     def _finish(self, run: RunInfo, status: RunStatus, *, tolerate: bool = False) -> str:
-        finished = now()
+        finished = max(now(), run.started_at)  # a clock that was set back meanwhile
         for sink in self._sinks:
             with contextlib.suppress(*((KvbenchError,) if tolerate else ())):
                 sink.finish_run(run.uuid, status, finished)

@@ -237,7 +237,9 @@ def test_a_window_that_leaves_out_most_of_the_call_says_so(context: Context) -> 
 
     row = rows_of(context, body)[0]
     assert "small_window" in row.flags
-    assert row.detail["window_share"] == pytest.approx(0.05, rel=0.2)
+    share = row.detail["window_share"]
+    assert isinstance(share, float)
+    assert 0.01 < share < 0.06  # a busy machine lengthens the calls, never the window
 
 
 def test_a_model_says_so(context: Context) -> None:
@@ -356,7 +358,8 @@ def test_what_was_not_measured_says_so(context: Context, basis: str) -> None:
             measure(timed(), link=1000, basis="emulated")
 
     row = rows_of(context, body)[0]
-    assert (row.status, row.basis) == ("ok", basis)
+    assert row.basis == basis
+    assert row.status in ("ok", "tainted")  # of a busy machine
 
 
 def test_a_computed_row_is_the_only_primary_row(context: Context) -> None:
@@ -365,3 +368,33 @@ def test_a_computed_row_is_the_only_primary_row(context: Context) -> None:
         measure.model(3.0, source="a law")
 
     assert "measured twice" in rows_of(context, body)[0].reason
+
+
+@pytest.mark.parametrize(("value", "status", "fraction"), [(0.5, "ok", 0.5), (1.01, "ok", 1.01), (2.0, "invalid", 2.0)])
+def test_a_further_metric_is_held_against_its_ceilings(
+    context: Context, value: float, status: str, fraction: float
+) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        measure(timed(), link=1000)
+        top = [Ceiling("spec", 1.0, "physical", "a law")]
+        measure.extra("x", value, unit="1", better="higher", ceilings=top)
+
+    row = rows_of(context, body)[1]
+    assert (row.status, row.fraction) == (status, pytest.approx(fraction))
+    assert row.ceilings[0].name == "spec"
+
+
+def test_what_is_counted_is_measured_and_says_by_what(context: Context) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        measure.counted(4096.0, n=3, source="allocator ledger")
+
+    (row,) = rows_of(context, body, "B", "lower")
+    assert (row.basis, row.value, row.n, row.stop) == ("measured", 4096.0, 3, None)
+    assert row.detail["counted_by"] == "allocator ledger"
+
+
+def test_counting_nothing_is_no_measurement(context: Context) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        measure.counted(0.0, n=0, source="nobody")
+
+    assert rows_of(context, body, "B", "lower")[0].status == "failed"

@@ -107,6 +107,17 @@ def test_a_broken_bench_file_is_a_collection_error_and_a_bad_axis_a_usage_error(
     (suite / "mine" / "bench_broken.py").write_text("1/0\n")
     assert "ZeroDivisionError" in run_pytest(suite, "mine").stdout
     (suite / "mine" / "bench_broken.py").unlink()
-    ran = run_pytest(suite, "mine", "--kvbench-axis=how=fin")
-    assert ran.returncode != 0
-    assert "did you mean 'fine'" in ran.stdout + ran.stderr
+    for argument, said in (
+        (
+            "--kvbench-axis=how=fin",
+            "--kvbench-axis how: unknown value, got 'fin', expected one of fine skip wrong; did you",
+        ),
+        ("--kvbench-axis=n=many", "--kvbench-axis n: not a whole number, got 'many'"),
+        ("--kvbench-axis=n=0", "--kvbench-axis n: out of range, got '0'"),
+        ("--kvbench-axis=n=", "--kvbench-axis n: empty value"),
+    ):
+        ran = run_pytest(suite, "mine", argument)
+        assert ran.returncode == 4, ran.stdout
+        (line,) = [line for line in (ran.stdout + ran.stderr).splitlines() if "--kvbench-axis" in line]
+        assert line.startswith(f"ERROR: {said}"), line
+        assert "Traceback" not in ran.stdout + ran.stderr

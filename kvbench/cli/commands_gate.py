@@ -30,8 +30,9 @@ from kvbench.errors import (
 )
 
 if TYPE_CHECKING:
+    from kvbench.analysis.gated import Gated, GateResult, Key
     from kvbench.contract.result import Result
-    from kvbench.gating import Fresh, Gated, GateResult, Key
+    from kvbench.gating import Fresh
     from kvbench.store.decisions import Calibration
 
 EXITS = {

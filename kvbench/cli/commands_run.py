@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvbench.cli.options import Db, Json, Selects
-from kvbench.cli.output import emit, emit_json, say
+from kvbench.cli.output import emit, emit_json, fitted, say
 from kvbench.contract.axis import PROFILES
 from kvbench.errors import UsageError
 from kvbench.units import format_bytes
@@ -19,6 +19,7 @@ from kvbench.units import format_bytes
 if TYPE_CHECKING:
     from kvbench.contract.discover import Suites
     from kvbench.contract.result import Result, RunInfo
+    from kvbench.machine.nvml_devices import Visit
     from kvbench.runner import Outcome
     from kvbench.store import Sink, Store
 
@@ -58,9 +59,10 @@ def list_benches(select: Selects = None, json: Json = False) -> None:
     lines = []
     for b in benches:
         counts = ", ".join(f"{profile} {sum(1 for _ in b.cases(profile))}" for profile in PROFILES)
-        lines.append(f"{b.suite}/{b.name}  {b.metric} in {b.unit} ({b.better} is better)  cases: {counts}")
-        lines.append(f"    {b.doc.splitlines()[0]}")
-        lines.extend(f"    -a {name}={axis.describe()}" for name, axis in b.axes.items())
+        head = f"{b.suite}/{b.name}  {b.metric} in {b.unit} ({b.better} is better)  cases: {counts}"
+        lines += fitted(head, "    ") + fitted(f"    {b.doc.splitlines()[0]}")
+        for name, axis in b.axes.items():
+            lines += fitted(f"    -a {name}={axis.describe()}", "      ")
     emit("\n".join(lines) if lines else "no suites found")
 
 
@@ -110,7 +112,7 @@ def run(
     suites = _suites()
     ui = Progress()
     with contextlib.ExitStack() as stack:
-        gpus = _devices(device, stack)
+        locks, gpus = _devices(device, stack, ui.note)
         sinks: list[Sink] = []
         store: Store | None = None
         done: dict[str, list[Result]] = {}
@@ -120,7 +122,7 @@ def run(
             store = _open(db, stack, sinks)
             planned, done, seconds = _resumed(store, resume, suites)
         else:
-            plan = runner.make_plan(suites, select or [], overrides, chosen)
+            plan = runner.make_plan(suites, select or [], overrides, chosen, gpus)
             if plan.disk:
                 from kvbench.memory.file import scratch_dir
 
@@ -136,7 +138,7 @@ def run(
                 writer.check_writable()
                 sinks.append(writer)
             planned, seconds = runner.new_runs(plan, runs, label), plan.seconds
-        _lock(stack, gpus, wait=not no_wait, notify=ui.note)
+        _lock(stack, locks, wait=not no_wait, notify=ui.note)
         if resume and store is not None:
             planned, done, seconds = _resumed(
                 store, resume, suites
@@ -184,18 +186,26 @@ def _open(db: str | None, stack: contextlib.ExitStack, sinks: list[Sink]) -> Sto
     return store
 
 
-def _devices(spec: str | None, stack: contextlib.ExitStack) -> tuple[str, ...] | None:
-    """Let the workers see the GPUs of ``--device`` only and return their locks; None without the option: all.
+def _devices(
+    spec: str | None, stack: contextlib.ExitStack, notify: Callable[[str], None]
+) -> tuple[tuple[str, ...] | None, tuple[Visit, ...]]:
+    """Let the workers see the GPUs of ``--device`` only; return their locks and what a plan visits on them.
 
-    It comes before the fingerprint is taken: which GPUs are visible is part of the environment.
+    The locks are None without the option: all. It comes before the fingerprint is taken: which GPUs are visible is
+    part of the environment.
     """
-    if spec is None:
-        return None
-    from kvbench.machine.nvml_devices import choose, only, read_devices
+    from kvbench.machine.nvml_devices import bus_order, choose, only, read_devices, visits
+    from kvbench.machine.topology import topology
 
     chosen = choose(spec, read_devices())
-    stack.enter_context(only(chosen))
-    return tuple(device.lock for device in chosen)
+    if spec is not None:
+        stack.enter_context(only(chosen))
+    elif len(chosen) > 1:
+        stack.enter_context(bus_order())
+    found = visits(chosen, topology()) if chosen else ()
+    if len(found) < len(chosen):
+        notify(f"CUDA shows one MIG instance to a process: {chosen[0].id} is measured; --device names another")
+    return None if spec is None else tuple(device.lock for device in chosen), found
 
 
 def _lock(

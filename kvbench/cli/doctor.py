@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.cli import doctor_gpu
-from kvbench.cli.output import emit, emit_json, say
+from kvbench.cli.output import emit, emit_json, fitted, say
 from kvbench.errors import EXIT_OK, KvbenchError, printable
 from kvbench.machine import cgroup, obstacles, trial
 from kvbench.machine.fingerprint import Disagreement, Fingerprint, fingerprint
@@ -295,18 +295,20 @@ def render_text(report: DoctorReport) -> str:
                      for c in report.ceilings]),
     ]  # fmt: skip
     if report.disagreements:
-        parts.append("Sources that disagree (all are kept; none is used as if it were the truth):")
+        parts += fitted("Sources that disagree (all are kept; none is used as if it were the truth):")
         for d in report.disagreements:
             told = ", ".join(f"{name} {_reading(value, d.unit)}" for name, value in d.sources.items())
-            parts.append(printable(f"  {d.fact}: {told}", 500))
+            parts += fitted(printable(f"  {d.fact}: {told}", 500), "    ")
     parts.append("")
     parts.append(f"{len(report.obstacles)} obstacle(s):" if report.obstacles else "No obstacle was found.")
     for o in report.obstacles:
         rows = ((f"  {o.name} ({o.effect})", o.found), ("      costs", o.costs), ("      mend", o.mend))
-        parts += [printable(f"{label}: {text}", 500) for label, text in rows]
+        for label, text in rows:
+            parts += fitted(printable(f"{label}: {text}", 500), "  ")
     if report.unchecked:
         parts.append("Could not be checked:")
-        parts += [printable(f"  {u.name}: {u.reason}", 300) for u in report.unchecked]
+        for u in report.unchecked:
+            parts += fitted(printable(f"  {u.name}: {u.reason}", 300), "  ")
     return "\n".join(parts)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from typing import Any, TextIO
 
 from kvbench.errors import KvbenchError
@@ -45,6 +47,23 @@ def say(line: str) -> None:
         sys.stderr.flush()
     except (OSError, ValueError):
         _detach(sys.stderr)
+
+
+def fitted(line: str, indent: str = "") -> list[str]:
+    """Return ``line`` folded at the width of the terminal, what goes on below moved in by ``indent`` and its own.
+
+    Off a terminal it stays whole: a file or a pager has no width.
+    """
+    if not sys.stdout.isatty():
+        return [line]
+    width = max(20, shutil.get_terminal_size().columns)
+    own = line[: len(line) - len(line.lstrip())]
+    below = own + indent
+    folded = textwrap.wrap(
+        line.strip(), width, initial_indent=own, subsequent_indent=below if len(below) < width // 2 else "",
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return folded or [""]
 
 
 def emit(text: str) -> None:

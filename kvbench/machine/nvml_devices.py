@@ -245,3 +245,45 @@ def paths(devices: Sequence[Device], topology: Topology) -> tuple[tuple[Device, 
     """
     nodes = tuple(node.id for node in topology.nodes if not node.cpuless and node.memory_bytes != 0) or (0,)
     return tuple((device, node) for device in devices for node in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One GPU of a run's plan: its number as CUDA counts it in the workers, and the values of the axis ``node`` there:
+    ``near``, which is the GPU's own node, then each other one by its number."""
+
+    device: int
+    nodes: tuple[str, ...]
+
+
+def visits(devices: Sequence[Device], topology: Topology) -> tuple[Visit, ...]:
+    """Return what a run visits by default: the :func:`paths` of ``devices`` in the words of a case's axes.
+
+    The nearest node keeps its word, so that a case means the same on every machine. Where NVML does not name exactly
+    one, every node also comes by its number. MIG: CUDA shows one instance to a process, so only the first is visited.
+    """
+    found = []
+    shown = devices[:1] if any(device.mig is not None for device in devices) else devices
+    for number, device in enumerate(shown):
+        nodes = [node for _, node in paths([device], topology)]
+        own = device.nodes if len(device.nodes) == 1 else ()
+        others = [str(node) for node in nodes if node not in own] if len(nodes) > 1 else []
+        found.append(Visit(number, ("near", *others)))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def bus_order(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Let CUDA of this process's children count boards as NVML does, for the length of the block.
+
+    Its own order is the fastest first: on boards of several models its device 1 would be another one than NVML's.
+    """
+    before = environ.get(ORDER)
+    environ[ORDER] = "PCI_BUS_ID"
+    try:
+        yield
+    finally:
+        if before is None:
+            environ.pop(ORDER, None)
+        else:
+            environ[ORDER] = before

@@ -63,6 +63,15 @@ def pcie_bytes_per_s(gen: int, width: int) -> float:
     return rate * 1e9 * share * width / 8
 
 
+def c2c_bytes_per_s(links: int, megabytes: float) -> float:
+    """Return bytes/s of NVLink-C2C in one direction: ``links`` of ``megabytes`` MB/s each, as NVML counts them.
+
+    NVML names no direction. On GH200 it tells 10 links of 45 GB/s, and NVIDIA's data sheet 450 GB/s each way, 900 in
+    all: so a link's number is that of one direction.
+    """
+    return links * megabytes * 1e6
+
+
 def pcie_links(root: Path = ROOT) -> tuple[PcieLink, ...]:
     """Return GPUs, accelerators and NVMe drives on the bus, in address order; empty without sysfs."""
     try:

@@ -193,7 +193,7 @@ class ScratchFile:
         path = self.directory / f"scratch-{os.getpid()}-{secrets.token_hex(8)}"
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            self.direct_fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            self.direct_fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
             self._open_error = error.strerror or str(error)
         finally:
@@ -270,9 +270,9 @@ class ScratchFile:
         """Return the bytes the file was written with at ``offset``."""
         return payload.expected(nbytes, self.seed, "bits", offset)
 
-    def failed(self, error: OSError) -> KvbenchError:
-        """Return the one-line error for a read that failed."""
-        return _refused(error, "reading it", self.directory)
+    def failed(self, error: OSError, doing: str = "reading it") -> KvbenchError:
+        """Return the one-line error for a read, or what ``doing`` says, that failed."""
+        return _refused(error, doing, self.directory)
 
     def close(self) -> None:
         """Close the file; its space is free once mappings of it are gone. Closing twice is fine."""

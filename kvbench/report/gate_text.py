@@ -6,8 +6,8 @@ import html
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from kvbench.analysis.gated import Gated, GateResult
 from kvbench.errors import printable
-from kvbench.gating import Gated, GateResult
 from kvbench.report.table import plain_table, setting
 from kvbench.units import counted, format_value
 

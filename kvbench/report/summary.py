@@ -125,6 +125,7 @@ MEANING = {
     "pcie_replay": "the PCIe link resent packets in the window",
     "gpu_lost": "the GPU stopped answering",
     "compiled": "a kernel was compiled in the window",
+    "file_in_memory": "the scratch file lies on a file system that is memory: no device takes part",
     "cache_not_dropped": "part of the file stayed in the page cache",
     "cache_unknown": "whether the page cache was dropped could not be read back",
     "direct_unproven": "whether O_DIRECT bypasses the cache here could not be proven",

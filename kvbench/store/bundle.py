@@ -7,6 +7,7 @@ the call that wrote it returns, so a killed run leaves at most one broken line a
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -19,7 +20,17 @@ from typing import Any, NoReturn
 from kvbench.contract.result import RUN_STATUSES, Result, RunInfo, RunStatus
 from kvbench.errors import StoreError, UsageError, printable
 from kvbench.store.consistent import Standing, standing
-from kvbench.store.wire import check_case, check_digest, check_result, check_row, check_run, check_time
+from kvbench.store.wire import (
+    check_case,
+    check_digest,
+    check_foreign_run,
+    check_not_future,
+    check_order,
+    check_result,
+    check_row,
+    check_run,
+    check_time,
+)
 
 SCHEMA = "kvbench.bundle/1"
 MAX_LINE_BYTES = 64 << 20
@@ -294,12 +305,16 @@ class _Reader:
         self.path, self.number = path, 0
         self.runs: dict[str, bool] = {}
         self._rows: set[tuple[str, str, str]] = set()
+        self._started: dict[str, str] = {}
+        self._unit: dict[tuple[str, str, int, str], str] = {}
         self._better: dict[tuple[str, str, int, str, str], str] = {}
 
     def line(self, raw: bytes) -> Line:
         self.number += 1
         if len(raw) > MAX_LINE_BYTES:
             self._fail("the line is too long", expected=f"at most {MAX_LINE_BYTES} B")
+        if self.number == 1:
+            raw = self._unmarked(raw)
         whole = raw.endswith(b"\n")
         try:
             value = _parse(raw)
@@ -312,6 +327,12 @@ class _Reader:
             return self._checked(value)
         except (KeyError, TypeError, ValueError) as error:
             self._fail(printable(str(error), 300))
+
+    def _unmarked(self, raw: bytes) -> bytes:
+        """Return the first line without the byte order mark an editor put before it."""
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            self._fail("the file is UTF-16", expected="UTF-8", mend="save it as UTF-8")
+        return raw.removeprefix(codecs.BOM_UTF8)
 
     def _fail(self, what: str, *, expected: str = "", mend: str = "") -> NoReturn:
         raise UsageError(what, where=f"{self.path}, line {self.number}", expected=expected, mend=mend)
@@ -334,8 +355,11 @@ class _Reader:
             status = value["status"]
             if status not in RUN_STATUSES or status == "running":
                 raise ValueError(f"status {status!r}, expected one of {', '.join(RUN_STATUSES[1:])}")
+            finished = check_time(value["finished_at"], "finished_at")
+            check_order(self._started[run], finished, "finished_at")
+            check_not_future(finished, "finished_at")
             self.runs[run] = True
-            return EndLine(run, status, check_time(value["finished_at"], "finished_at"))
+            return EndLine(run, status, finished)
         raise ValueError(f"unknown kind of line {kind!r}")
 
     def _run(self, value: dict[str, Any]) -> Line:
@@ -347,6 +371,8 @@ class _Reader:
             self._fail("this is not a kvbench bundle", expected=f'"schema": "{SCHEMA}" in line 1')
         _only(value, "schema", "kind", "run")
         run = check_run(value["run"])
+        check_foreign_run(run)
+        self._started[run.uuid] = run.started_at
         if run.uuid in self.runs:
             raise ValueError(f"a second header of run {run.uuid}")
         self.runs[run.uuid] = False
@@ -370,6 +396,9 @@ class _Reader:
             sense = self._better.setdefault((row.suite, row.bench, row.bench_version, row.metric, row.unit), row.better)
             if sense != row.better:
                 raise ValueError(f"{row.suite}/{row.bench} {row.metric} is better {row.better} here, {sense} before")
+            unit = self._unit.setdefault((row.suite, row.bench, row.bench_version, row.metric), row.unit)
+            if unit != row.unit:
+                raise ValueError(f"{row.suite}/{row.bench} {row.metric} is in {row.unit} here, in {unit} before")
         return CaseLine(run, position, check_time(value["at"], "at"), results)
 
 

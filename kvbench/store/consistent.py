@@ -9,10 +9,12 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
-from kvbench.contract.result import HAS_VALUE, Bytes, Result, RunStatus
+from kvbench.contract.result import HAS_VALUE, Bytes, Ceiling, Result, RunStatus
 
 COUNTED = tuple(field.name for field in fields(Bytes))
 POSITIVE_UNITS = frozenset({"s", "B/s", "FLOP/s"})
+SIGNED_UNIT = "1"  # differences, gains and logarithms; nothing else that is measured is less than nothing
+LAW = 1.02  # as kvbench.timing.judge has it: beyond that times a physical ceiling no number is true (design 6.8)
 # A formula may find that nothing has to be waited for; a clock never read 0 s or 0 B/s for work that was done.
 _TIMED = frozenset({"measured", "emulated"})
 
@@ -38,11 +40,38 @@ def check_consistent(row: Result) -> None:
         count = getattr(row.bytes, name)
         if count is not None and count < 0:
             raise ValueError(f"result.bytes.{name} is {count}, expected a count")
-    if row.fraction is not None and row.fraction < 0:
-        raise ValueError(f"result.fraction is {row.fraction}, expected 0 or more")
+    _check_ceilings(row)
+
+
+def _check_ceilings(row: Result) -> None:
+    shares: list[float | None] = []
     for number, ceiling in enumerate(row.ceilings):
-        if ceiling.value is not None and ceiling.value < 0:
-            raise ValueError(f"result.ceilings[{number}].value is {ceiling.value}, expected 0 or more")
+        if ceiling.value is not None and ceiling.value <= 0:
+            raise ValueError(f"result.ceilings[{number}].value is {ceiling.value}, expected more than 0")
+        shares.append(_share(row, ceiling))
+        share = shares[-1]
+        if share is None or ceiling.kind != "physical" or row.basis != "measured" or row.status == "invalid":
+            continue
+        if share > LAW:
+            raise ValueError(
+                f"result.value is {share:.4g} x the physical ceiling {ceiling.name} in a row that is {row.status}, "
+                f"expected invalid beyond {LAW}"
+            )
+    if row.fraction is None:
+        return
+    if not shares or shares[0] is None:
+        raise ValueError(f"result.fraction is {row.fraction} of a value or a first ceiling that is null")
+    if not math.isclose(row.fraction, shares[0], rel_tol=1e-9):
+        raise ValueError(f"result.fraction is {row.fraction}, but the value is {shares[0]:.6g} of the first ceiling")
+
+
+def _share(row: Result, ceiling: Ceiling) -> float | None:
+    """Return how much of ``ceiling`` the row reaches (of a floor, where less is better), None where one is null."""
+    if row.value is None or ceiling.value is None:
+        return None
+    if row.better == "lower":
+        return ceiling.value / row.value if row.value else math.inf
+    return row.value / ceiling.value
 
 
 def _check_value(row: Result) -> None:
@@ -56,6 +85,8 @@ def _check_value(row: Result) -> None:
             raise ValueError(f"result.reason is empty in a row that is {row.status}")
     elif row.unit in POSITIVE_UNITS and (value < 0 or (value == 0 and row.basis in _TIMED)):
         raise ValueError(f"result.value is {value} {row.unit}, expected more than 0")
+    elif row.unit != SIGNED_UNIT and min(value, value if low is None else low) < 0:
+        raise ValueError(f"result.value is {value} {row.unit} from {low} on, expected 0 or more")
     elif not (-math.inf if low is None else low) <= value <= (math.inf if high is None else high):
         ends = ["unknown" if end is None else end for end in (low, high)]
         raise ValueError(f"result.value is {value}, outside its interval {ends[0]} to {ends[1]}")
@@ -66,6 +97,10 @@ def _check_value(row: Result) -> None:
 def _check_counts(row: Result) -> None:
     if row.n < 0 or row.kept < 0:
         raise ValueError(f"result.n is {row.n} and result.kept {row.kept}, expected counts")
+    if row.value is not None and row.stop == "no_samples":
+        raise ValueError(f"result.value is {row.value} in a row that stopped for no_samples")
+    if row.value is not None and row.basis == "measured" and row.stop is not None and row.n == 0:
+        raise ValueError(f"result.n is 0 in a measured row with the value {row.value}")
     if row.kept > row.n:
         raise ValueError(f"result.kept is {row.kept}, more than the {row.n} samples taken")
     if row.samples:  # none may be left: they can be pruned

@@ -136,8 +136,16 @@ def _uri(path: Path, readonly: bool) -> str:
         return f"file:{name}?mode=rw"
     wal = path.with_name(path.name + "-wal")
     # WAL needs its index file: where none can be made, a database without a log may be read as immutable
-    settled = not wal.exists() or wal.stat().st_size == 0
-    return f"file:{name}?{'immutable=1' if settled else 'mode=ro'}"
+    if not wal.exists() or wal.stat().st_size == 0:
+        return f"file:{name}?immutable=1"
+    shm = path.with_name(path.name + "-shm")
+    if not (shm.exists() or os.access(path.parent, os.W_OK)):
+        raise UsageError(
+            "its newest commits lie in a log that cannot be read where nothing may be written", where=str(path),
+            got=f"{wal.name} with {wal.stat().st_size} B in a read-only folder",
+            mend=f"copy {path.name} and {wal.name} together into a folder of yours and give --db the copy",
+        )  # fmt: skip
+    return f"file:{name}?mode=ro"
 
 
 def _prepare(database: Database, *, create: bool, network: bool, readonly: bool, any_version: bool) -> None:

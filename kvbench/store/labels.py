@@ -9,6 +9,7 @@ from typing import Any
 from kvbench.errors import UsageError
 
 MAX_LABEL = 200
+MIN_PREFIX = 4  # digits of a UUID that select a run
 _UUID_START = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NIL = "00000000-0000-0000-0000-000000000000"
 
@@ -30,23 +31,36 @@ def storable(value: Any) -> Any:
     return value
 
 
-def check_label(label: str) -> str:
+def check_label(label: str, where: str = "--label") -> str:
     """Return ``label`` if runs can be found by it again. Raises UsageError."""
     if not label.strip() or len(label) > MAX_LABEL or storable(label) != label:
         raise UsageError(
-            "not a usable label", where="--label", got=label,
+            "not a usable label", where=where, got=label,
             expected=f"1 to {MAX_LABEL} characters, not blank, no NUL, valid Unicode",
         )  # fmt: skip
     if label == "latest" or label.startswith("latest~"):
-        raise UsageError("this label is taken", where="--label", got=label, expected="a name other than latest")
-    check_no_uuid(label)
+        raise UsageError("this label is taken", where=where, got=label, expected="a name other than latest")
+    check_no_uuid(label, where)
     return label
 
 
-def check_no_uuid(label: str) -> None:
-    """Raise UsageError for a label that may be the start of a UUID: `kvbench show` prints the first 8 digits of one."""
-    if len(label) >= 8 and _UUID_START.fullmatch(label + _NIL[len(label) :]):
+def check_no_uuid(label: str, where: str = "--label") -> None:
+    """Raise UsageError for a label that may be the start of a UUID: of one, MIN_PREFIX digits are a selector."""
+    if len(label) >= MIN_PREFIX and _UUID_START.fullmatch(label + _NIL[len(label) :]):
         raise UsageError(
-            "this label reads as the UUID of a run", where="--label", got=label,
-            expected="a name that is not 8 hex digits", mend="put a letter past f or a word before it",
+            "this label reads as the UUID of a run", where=where, got=label,
+            expected=f"a name that is not {MIN_PREFIX} or more hex digits",
+            mend="put a letter past f or a word before it",
         )  # fmt: skip
+
+
+def usable_label(label: str | None) -> str | None:
+    """Return ``label`` as a bundle may carry it: one from before a rule refused it gets ``was-`` before it."""
+    if label is None:
+        return None
+    for name in (label, f"was-{storable(label)}"[:MAX_LABEL]):
+        try:
+            return check_label(name)
+        except UsageError:
+            continue
+    return None

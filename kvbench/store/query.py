@@ -15,11 +15,11 @@ from sqlalchemy import ColumnElement, Connection, Select, case, distinct, func, 
 from kvbench.contract.result import Result, RunInfo, RunStatus
 from kvbench.errors import UsageError
 from kvbench.store.database import Database
+from kvbench.store.labels import MIN_PREFIX
 from kvbench.store.liveness import Here
 from kvbench.store.rows import result_from_row, run_from_row
 from kvbench.store.schema import cases, environments, machines, results, runs, samples
 
-MIN_PREFIX = 4
 _PREFIX = re.compile(r"[0-9a-f][0-9a-f-]*")
 _LATEST = re.compile(r"latest(?:~(?P<back>[0-9]{1,9}))?")
 _MAX_LISTED = 5

@@ -22,7 +22,7 @@ from kvbench.store.bundle import (
     iter_bundle,
 )
 from kvbench.store.engine import Store
-from kvbench.store.labels import storable
+from kvbench.store.labels import storable, usable_label
 from kvbench.store.newfile import new_file
 from kvbench.store.query import results_of, run_rows, stored_rows
 from kvbench.store.rows import result_from_row, run_from_row
@@ -158,6 +158,9 @@ def _export_run(connection: Connection, writer: BundleWriter, uuid: str) -> int:
     if found is None:
         raise UsageError("the run is in a bundle already", got=uuid, mend="copy that file")
     info = run_from_row(dict(found), found["status"])  # as stored: only this host can say that its process is gone
+    info = replace(info, label=usable_label(info.label))
+    if info.finished_at is not None:  # a clock that was set back while it ran
+        info = replace(info, finished_at=max(info.started_at, info.finished_at))
     writer.begin_run(info)
     written = 0
     rows = stored_rows(connection, results.c.run_id == found["id"], with_samples=True)
@@ -165,7 +168,14 @@ def _export_run(connection: Connection, writer: BundleWriter, uuid: str) -> int:
         rows, key=lambda row: (row["digest"], row["position"], row["committed_at"])
     ):
         case = [result_from_row(row) for row in group]
-        writer.add_results(uuid, case, position, committed_at=at)
+        try:
+            writer.add_results(uuid, case, position, committed_at=at)
+        except ValueError as error:  # from before a rule refused it; a file with it could not be imported
+            row = case[0]
+            raise UsageError(
+                f"a row of {row.suite}/{row.bench} contradicts itself: {error}", where=f"run {uuid}",
+                mend="`kvbench show` and `kvbench export --format csv` still give it; export other runs",
+            ) from None  # fmt: skip
         written += len(case)
     if info.status != "running" and info.finished_at is not None:
         writer.finish_run(uuid, info.status, info.finished_at)

@@ -12,12 +12,14 @@ import re
 import types
 import uuid
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kvbench.contract.axis import PROFILES
 from kvbench.contract.result import Result, RunInfo, Scalar
+from kvbench.errors import UsageError
 from kvbench.store.consistent import check_consistent
+from kvbench.store.labels import check_label
 
 MAX_DEPTH = 32  # facts of a machine nest 3 deep; a bomb nests thousands
 INT64 = 1 << 63
@@ -49,6 +51,38 @@ def check_run(data: object) -> RunInfo:
     if run.profile not in PROFILES:
         raise ValueError(f"run.profile is {_short(run.profile)}, expected one of {', '.join(PROFILES)}")
     return run
+
+
+def check_foreign_run(run: RunInfo, now: datetime | None = None) -> None:
+    """Check what only a run from elsewhere can get wrong: its label, its times against this clock, its plan.
+
+    Raises ValueError. ``now`` is for tests.
+    """
+    if run.label is not None:
+        try:
+            check_label(run.label, "run.label")
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+    check_not_future(run.started_at, "run.started_at", now)
+    if run.finished_at is not None:
+        check_order(run.started_at, run.finished_at, "run.finished_at")
+    digests = [case.digest for case in run.plan]
+    if len(set(digests)) != len(digests):
+        twice = next(digest for digest in digests if digests.count(digest) > 1)
+        raise ValueError(f"run.plan names the case {twice[:12]} twice")
+
+
+def check_not_future(text: str, path: str, now: datetime | None = None) -> None:
+    """Raise ValueError for a time a day and more later than this machine's clock: clocks differ, days do not."""
+    limit = (datetime.now(UTC) if now is None else now) + timedelta(days=1)
+    if datetime.fromisoformat(text) > limit:
+        raise ValueError(f"{path} is {text}, later than this machine's clock")
+
+
+def check_order(started: str, finished: str, path: str) -> None:
+    """Raise ValueError for a run that ends before it begins."""
+    if datetime.fromisoformat(finished) < datetime.fromisoformat(started):
+        raise ValueError(f"{path} is {finished}, before the run began at {started}")
 
 
 def check_uuid(text: object, path: str) -> str:
@@ -121,6 +155,9 @@ def check_case(results: Sequence[Result]) -> None:
         raise ValueError(f"two rows of {first.suite}/{first.bench} have the same metric: {metrics}")
     for row in results:
         check_consistent(row)
+    if first.basis == "measured" and first.value is not None and first.n == 0:
+        # rows after the first may be worked out of it; the case's own number is of samples
+        raise ValueError(f"result.n is 0 in a measured row with the value {first.value}")
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from kvbench.memory.cuda.driver import CudaError, PoisonedDevice
 from kvbench.memory.cuda.entries import MemcpyAttributes
 from kvbench.memory.cuda.service import Service
 from kvbench.transport.gpu_ce import StreamCalls
-from kvbench.transport.gpu_pieces import Pieces
+from kvbench.transport.gpu_pieces import Pieces, Scatter
 
 NEW, OLD = "cuMemcpyBatchAsync", "cuMemcpyBatchAsync@12080"
 STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read in the order of the stream
@@ -27,7 +27,7 @@ class BatchCopy:
     Counted as one operation a fragment, the most a driver can make of it in its queue.
     """
 
-    def __init__(self, device: Device, pieces: Pieces) -> None:
+    def __init__(self, device: Device, pieces: Scatter) -> None:
         driver = device.driver
         self._key = NEW if driver.has(NEW) else OLD
         if not driver.has(self._key):

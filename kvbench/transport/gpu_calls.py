@@ -14,12 +14,13 @@ from kvbench.memory.cuda.buffers import GpuBuffer, hbm, pinned
 from kvbench.memory.cuda.device import Event, Stream
 from kvbench.memory.cuda.kernels import Kernels
 from kvbench.memory.cuda.service import Service
-from kvbench.transport import gpu_batch
+from kvbench.transport import gpu_batch, gpu_graph
 from kvbench.transport.gpu_ce import COPY, StreamCalls
 from kvbench.transport.gpu_lane import OTHER, same_content
 from kvbench.transport.gpu_pieces import Pieces
 
 ITEM = 16  # bytes of a copy: one access of the widest kind
+GRAPHS = {"graph": 1, "graph_64": 64}  # kernels in it, one after the other
 Enter = Callable[[AbstractContextManager[Any]], Any]
 
 
@@ -40,13 +41,20 @@ class Call:
 
 
 def open_call(op: str, service: Service, kernels: Kernels, enter: Enter, seed: int) -> Call:
-    """Return the call of ``op``. Raises UsageError for an op that is none, Unavailable without the batched call."""
+    """Return the call of ``op``. Raises UsageError for an op that is none, Unavailable where the driver does not
+    serve its call."""
     device = service.device
     if op == "kernel":
         launch = kernels.launch("empty", 1)
         function = launch.function.value or 0
         rows = np.array([[function, 1, 1, 1, launch.block, 1, 1, 0, 0, 0, 0]], np.int64)
         return Call(StreamCalls(device, "cuLaunchKernel", rows, place=8), 1, "empty kernel", _nothing, _nothing)
+    if op in GRAPHS:
+        count = GRAPHS[op]
+        gpu_graph.probe(service, kernels, count)
+        graph = enter(gpu_graph.KernelGraph(device, [kernels.launch("empty", 1)] * count))
+        name = f"graph of {count} empty kernel{'s' * (count > 1)}"
+        return Call(graph.calls, count, name, _nothing, _nothing)
     if op == "event":
         event = enter(Event(device))
         rows = np.array([[event.handle.value, 0]], np.int64)
@@ -90,4 +98,7 @@ def _memset(service: Service, target: GpuBuffer) -> Call:
 
 
 def _nothing() -> None:
-    """An empty kernel and a record leave nothing behind; that they were queued is what the clock counts."""
+    """An empty kernel and a record leave nothing behind; that they were queued is what the clock counts.
+
+    That every kernel of a graph runs is looked at before (gpu_graph.probe).
+    """

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvbench.errors import KvbenchError
 from kvbench.memory.cuda.device import Device, Stream
-from kvbench.transport.gpu_pieces import Pieces, Words
+from kvbench.transport.gpu_pieces import Scatter, Words
 
 COPY = "cuMemcpyAsync"
 
@@ -44,7 +44,7 @@ class StreamCalls:
 class CopyEngine:
     """A mover: one cuMemcpyAsync a fragment."""
 
-    def __init__(self, device: Device, pieces: Pieces) -> None:
+    def __init__(self, device: Device, pieces: Scatter) -> None:
         self.operations, self.link_bytes = pieces.count, pieces.nbytes
         self.kernel = f"{COPY} x {pieces.count}"
         rows = np.zeros((pieces.count, 4), np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from kvbench.memory import payload
 from kvbench.memory.cuda.buffers import GpuBuffer
 from kvbench.memory.cuda.kernels import payload_sum, ramp
 from kvbench.memory.cuda.service import WINDOW, Service, windows
+from kvbench.memory.file import ScratchFile
 from kvbench.memory.host import Placement
 from kvbench.transport.gpu_direct import FIRST, STEP
 from kvbench.transport.gpu_pieces import Mover, Words
@@ -96,6 +98,33 @@ def from_file(service: Service, mover: Mover, target: GpuBuffer, seed: int) -> L
 
     spoil()
     return Lane("fetch", mover, check, spoil, "file", target.tier)
+
+
+def to_file(mover: Mover, source: GpuBuffer, file: ScratchFile) -> Lane:
+    """Return the lane of GPU memory into ``file``, which is read back whole, from storage where its cache can go."""
+
+    def check() -> None:
+        source.verify()
+        file.drop_cache()
+        for start in range(0, file.nbytes, CHUNK):
+            size = min(CHUNK, file.nbytes - start)
+            found = np.frombuffer(os.pread(file.fd, size, start), np.uint8)
+            if not np.array_equal(found, payload.expected(size, source.seed, source.kind, start)):
+                raise VerifyError(
+                    "the file holds something else", where="link evict", got=f"other bytes from {start} on"
+                )
+
+    def spoil() -> None:
+        part = np.empty(min(CHUNK, file.nbytes), np.uint8)
+        for start in range(0, file.nbytes, CHUNK):
+            piece = part[: min(CHUNK, file.nbytes - start)]
+            payload.fill(piece, source.seed + OTHER, source.kind, start)
+            if os.pwrite(file.fd, piece.data, start) != piece.size:
+                raise VerifyError("a write ended early", where="link evict", got=f"at byte {start}")
+        os.fsync(file.fd)
+
+    spoil()
+    return Lane("evict", mover, check, spoil, source.tier, "file")
 
 
 def read_in_place(service: Service, mover: Mover, source: GpuBuffer, sums: GpuBuffer) -> Lane:

@@ -20,13 +20,14 @@ from kvbench.memory.region import Pages
 from kvbench.transport import gpu_batch
 from kvbench.transport.gpu_ce import CopyEngine
 from kvbench.transport.gpu_direct import ReadInPlace, WriteInPlace
-from kvbench.transport.gpu_lane import Lane, Way, copied, from_file, read_in_place, written_in_place
+from kvbench.transport.gpu_lane import Lane, Way, copied, from_file, read_in_place, to_file, written_in_place
 from kvbench.transport.gpu_paths import Far, makes_sense
 from kvbench.transport.gpu_pieces import Mover, Pieces, scattered
 from kvbench.transport.gpu_sm import ThreadCopy
-from kvbench.transport.gpu_staged import StagedRead
+from kvbench.transport.gpu_staged import StagedRead, StagedWrite
 
 Enter = Callable[[AbstractContextManager[Any]], Any]
+PEAK_BYTES = 256 << 20  # 0.7 ms at 375 GB/s: what a submission takes is 1 % of it even there
 STAGES, STAGE_BYTES = 4, 4 << 20  # four reads of 4 MiB in flight
 
 
@@ -57,6 +58,18 @@ class Link:
         return ("fetch",) if self.direction == "fetch" else ("evict",)
 
 
+def peak_of(link: Link) -> Link | None:
+    """Return the link that is taken beside ``link`` as its measured ceiling; None where ``link`` is that one itself.
+
+    One copy of PEAK_BYTES in one piece by the copy engine, page-locked memory on the far side: the largest fragment of
+    the same directions. For a file there is none of the same kind; what bounds that is the file alone.
+    """
+    contiguous = link.far == "pinned" and link.transport == "ce" and link.pieces == 1
+    if link.far == "file" or (contiguous and link.nbytes >= PEAK_BYTES):
+        return None
+    return replace(link, far="pinned", transport="ce", nbytes=PEAK_BYTES, pieces=1, seed=link.seed + 1000)
+
+
 def open_lanes(service: Service, kernels: Kernels, enter: Enter, link: Link) -> list[Lane]:
     """Return the lanes of ``link``, one a direction, their targets spoilt.
 
@@ -83,7 +96,7 @@ class _Opener:
     def lane(self, way: Way, seed: int) -> Lane:
         link, service = self.link, self.service
         if link.transport == "staged":
-            return self._staged(seed)
+            return self._staged(way, seed)
         if link.transport == "direct":
             grid = self._grid()
             far = self._far(seed)
@@ -116,17 +129,21 @@ class _Opener:
             return self.enter(pageable(service, link.nbytes, pages=link.pages, **placed))  # type: ignore[no-any-return]
         return self.enter(managed(service, link.nbytes, seed=seed))  # type: ignore[no-any-return]
 
-    def _staged(self, seed: int) -> Lane:
+    def _staged(self, way: Way, seed: int) -> Lane:
         link, service = self.link, self.service
-        file = self.enter(ScratchFile(link.nbytes, scratch_dir(link.scratch), seed))
-        target = self.enter(hbm(service, link.nbytes, seed=seed))
+        evict = way == "evict"
+        file = self.enter(ScratchFile(link.nbytes, scratch_dir(link.scratch), seed + 1 if evict else seed))
+        near = self.enter(hbm(service, link.nbytes, seed=seed))
         stages = [
-            self.enter(pinned(service, STAGE_BYTES, pages=link.pages, node=link.node, seed=seed + 1 + i))
+            self.enter(pinned(service, STAGE_BYTES, pages=link.pages, node=link.node, seed=seed + 2 + i))
             for i in range(min(STAGES, -(-link.nbytes // STAGE_BYTES)))
         ]
-        mover = self.enter(StagedRead(service.device, file, target.copy_address, stages))
-        flags = () if mover.direct else ("page_cache_dropped",)
-        return replace(from_file(service, mover, target, seed), prepare=mover.prepare, flags=flags)
+        if evict:
+            write = self.enter(StagedWrite(service.device, file, near.copy_address, stages))
+            return replace(to_file(write, near, file), flags=write.flags)
+        read = self.enter(StagedRead(service.device, file, near.copy_address, stages))
+        flags = read.flags if read.direct else ("page_cache_dropped", *read.flags)
+        return replace(from_file(service, read, near, seed), prepare=read.prepare, flags=flags)
 
     def _checked(self, lane: Lane, far: GpuBuffer) -> Lane:
         """Raise VerifyError unless the tiers the driver named are those of the direction (trap T38)."""

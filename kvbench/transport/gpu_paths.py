@@ -9,11 +9,11 @@ Far = Literal["pinned", "pageable", "managed", "file"]
 TRANSPORTS: dict[str, tuple[str, ...]] = {
     "pinned": ("ce", "batch", "sm", "direct"), "pageable": ("ce",), "managed": ("ce", "direct"), "file": ("staged",),
 }  # fmt: skip
-# A pageable copy blocks the thread that asks for it, so one thread never has both directions under way; pages of
-# managed memory move to whoever touches them, so writing in place leaves nothing on the host.
+# A pageable copy blocks the thread that asks for it, so one thread never has both directions under way; the same holds
+# for a file. Pages of managed memory move to whoever touches them, so writing in place leaves nothing on the host.
 WAYS: dict[tuple[str, str], tuple[str, ...]] = {
     ("pageable", "ce"): ("fetch", "evict"), ("managed", "ce"): ("fetch", "evict"), ("managed", "direct"): ("fetch",),
-    ("file", "staged"): ("fetch",),
+    ("file", "staged"): ("fetch", "evict"),
 }  # fmt: skip
 
 

@@ -13,6 +13,27 @@ from kvbench.memory.cuda.device import Stream
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
+class Scatter(Protocol):
+    """Fragments with the addresses copies take: ``fragment`` bytes each, one number for all or int64 [count]."""
+
+    @property
+    def fragment(self) -> int | Words: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def targets(self) -> Words:
+        """Return the target addresses, int64 [count]."""
+        ...
+
+    def sources(self) -> Words:
+        """Return the source addresses, int64 [count]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """``count`` fragments of ``fragment`` bytes: fragment i goes from slot ``order[i]`` of the source to slot i.

@@ -7,15 +7,16 @@ from kvbench import Case, Measure, axis, bench
     version=1, metric="round_trip", unit="s", better="lower", extra_metrics=["submit_time", "device_time"],
     seconds={"smoke": 0.2, "quick": 0.5, "full": 16.0},
     op=axis.choice(
-        "kernel", "event", "memset", "copy_fetch", "copy_evict", "copy_local", "batch_fetch", "batch_evict",
-        smoke=["kernel", "copy_fetch"], quick=["kernel", "event", "copy_fetch", "batch_fetch"],
+        "kernel", "event", "memset", "copy_fetch", "copy_evict", "copy_local", "batch_fetch", "batch_evict", "graph",
+        "graph_64", smoke=["kernel", "copy_fetch"], quick=["kernel", "event", "copy_fetch", "batch_fetch", "graph"],
     ),
     device=axis.integer(smoke=["0"], quick=["0"], full=["0"], low=0, high=63),
 )  # fmt: skip
 def launch(case: Case, measure: Measure) -> None:
     """Seconds from asking an idle device for one operation to knowing that it is done, by the host's clock.
 
-    Copies move 16 bytes, batches two items of 16; the kernel is empty. submit_time is the host's share of one call, in
+    Copies move 16 bytes, batches two items of 16; the kernel is empty, a graph holds one of it or a chain of 64, and
+    its seconds are those of the whole graph. submit_time is the host's share of one call, in
     a compiled loop of many onto a stream that a blocker holds; device_time is one of many behind that blocker.
     """
     from kvbench.timing.gpu_rows import add_sampled, on_gpu

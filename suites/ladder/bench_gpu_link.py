@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kvbench import Case, Measure, axis, bench
 from kvbench.contract.axis import Value
 
 if TYPE_CHECKING:
-    from kvbench.contract.result import Bytes
-    from kvbench.measure import RateOf
+    from kvbench.contract.result import Bytes, Ceiling
+    from kvbench.measure import RateOf, Reference
     from kvbench.timing.gpu_both import Together
     from kvbench.timing.gpu_session import GpuSession
+    from kvbench.timing.sampler import Run
     from kvbench.transport.gpu_lane import Lane
+    from kvbench.transport.gpu_link import Link
 
 FULL = ["4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB", "1GiB", "4GiB", "16GiB"]
 BY_THREADS = ("sm", "direct")
@@ -33,6 +35,8 @@ def exists(axes: Mapping[str, Value]) -> bool:
     own_pages = axes["alloc"] == "register" or far == "pageable"
     if (axes["alloc"] == "plain") == (far == "pinned") or (axes["pages"] != "4k" and not own_pages):
         return False
+    if far == "managed" and axes["node"] != "near":
+        return False  # where its pages are on the host is for the driver to say
     size = axes["bytes"] if isinstance(axes["bytes"], int) else 1 << 30
     return makes_sense(far, str(axes["transport"]), str(axes["direction"]), size, int(axes["pieces"]))
 
@@ -45,7 +49,7 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
 
 @bench(
     version=1, metric="bandwidth", unit="B/s", better="higher", where=exists, disk=scratch_bytes, limit=300.0,
-    extra_metrics=["device_only", "fetch_bandwidth", "evict_bandwidth"],
+    extra_metrics=["device_only", "fetch_bandwidth", "evict_bandwidth", "second_pass"],
     seconds={"smoke": 0.2, "quick": 0.5, "full": 20.0},
     pair=axis.choice("hbm:pinned", "hbm:pageable", "hbm:managed", "hbm:file", smoke=["hbm:pinned"]),
     alloc=axis.choice("register", "hostalloc", "plain", smoke=["register", "plain"], quick=["register", "plain"]),
@@ -62,26 +66,21 @@ def link(case: Case, measure: Measure) -> None:
 
     In `both` equal bytes go either way at once: the primary row is the total until both are done, fetch_bandwidth and
     evict_bandwidth are each stream's while the other runs all the time. device_only is the device's part, timed by
-    events behind a blocker. Transports by GPU threads (sm, direct) begin with a flushed L2.
+    events behind a blocker. Transports by GPU threads (sm, direct) begin with a flushed L2. Managed memory is brought
+    back to the host before each pass; second_pass is the one after it, wherever the pages then are.
     """
     from kvbench.contract.result import Bytes
-    from kvbench.timing.gpu_both import Together
     from kvbench.timing.gpu_rows import on_gpu
     from kvbench.timing.gpu_session import GpuSession, before_each, link_notes
 
     with GpuSession(case.device) as gpu:
         on_gpu(measure, gpu, link=True)
-        lanes = lanes_of(case, measure, gpu)
+        asked = asked_for(case, measure)
+        lanes = lanes_of(case, measure, gpu, asked)
         movers, prepare = [lane.mover for lane in lanes], lanes[0].prepare
-        both: Together | None = None
-        submit, operations = movers[0].submit, movers[0].operations
-        if len(lanes) == 2:
-            both = Together(gpu, movers[0].submit, movers[1].submit, (movers[0].operations, movers[1].operations))
-            submit, operations = both.submit, both.operations
-        also = [both.other] if both else []
         if prepare is not None:
             prepare()
-        timed = gpu.clock.submission(submit, operations, also)
+        timed, both = submission(gpu, lanes)
         run = timed if prepare is None else before_each(timed, prepare)
         if case.transport in BY_THREADS:
             run = gpu.flushed(run)
@@ -100,17 +99,26 @@ def link(case: Case, measure: Measure) -> None:
         # What managed memory and files send over the link is whole pages and read-ahead: not known from here.
         counted: RateOf = "link" if case.pair in ("hbm:pinned", "hbm:pageable") else "unique"
         moved = Bytes(unique=total, link=total if counted == "link" else None)
+        kernel = " | ".join(dict.fromkeys(mover.kernel for mover in movers))
+        law, beside = physical(gpu, len(lanes)), reference(measure, gpu, asked, lanes)
         with gpu.link_watch() as looks:
-            row = measure(
-                run, link=moved.link, unique=total, rate_of=counted, verify=verify, transport=case.transport,
-                kernel=" | ".join(dict.fromkeys(mover.kernel for mover in movers)),
-                ceilings=[gpu.link_ceiling(len(lanes))],
-            )  # fmt: skip
+            if beside is None:
+                row = measure(
+                    run, link=moved.link, unique=total, rate_of=counted, verify=verify, transport=case.transport,
+                    kernel=kernel, ceilings=[law],
+                )  # fmt: skip
+            else:
+                row = measure.pair(
+                    run, beside, link=moved.link, unique=total, rate_of=counted, verify=verify,
+                    transport=case.transport, kernel=kernel, ceilings=[law],
+                )  # fmt: skip
         for name, value in link_notes(looks.results).items():
             measure.note(name, value)
         if row.value is None:
             return
         device_only(case, measure, gpu, lanes, both, moved)
+        if asked.far == "managed" and prepare is not None:
+            second_pass(measure, gpu, timed, prepare, row.seconds, moved)
         if both is not None:
             timed(1)
             each_stream(case, measure, gpu, lanes, both.seconds())
@@ -118,16 +126,22 @@ def link(case: Case, measure: Measure) -> None:
             lane.check()
 
 
-def lanes_of(case: Case, measure: Measure, gpu: GpuSession) -> list[Lane]:
-    """Return the case's lanes, their placement flags on the row."""
-    from kvbench.transport.gpu_link import Link, open_lanes
+def asked_for(case: Case, measure: Measure) -> Link:
+    """Return what the case asks of the transports."""
+    from kvbench.transport.gpu_link import Link
 
-    asked = Link(
+    return Link(
         case.pair.partition(":")[2], case.transport, case.direction, case.bytes, case.pieces,
         "hostalloc" if case.alloc == "hostalloc" else "register", case.pages,
         None if case.node == "near" else int(case.node), min(8, measure.context.cores), measure.context.seed,
         measure.context.scratch,
     )  # fmt: skip
+
+
+def lanes_of(case: Case, measure: Measure, gpu: GpuSession, asked: Link) -> list[Lane]:
+    """Return the case's lanes, their placement flags on the row."""
+    from kvbench.transport.gpu_link import open_lanes
+
     lanes = open_lanes(gpu.service, gpu.kernels, gpu.enter, asked)
     for flag in dict.fromkeys(flag for lane in lanes for flag in lane.flags):
         measure.flag(flag)
@@ -137,6 +151,94 @@ def lanes_of(case: Case, measure: Measure, gpu: GpuSession) -> list[Lane]:
         measure.note("page_bytes", placed.page_bytes)
         measure.note("nodes", None if placed.nodes is None else "+".join(map(str, sorted(placed.nodes))))
     return lanes
+
+
+def submission(gpu: GpuSession, lanes: list[Lane]) -> tuple[Run, Together | None]:
+    """Return the timed pass of one lane, or of two at once, and what holds the two together."""
+    from kvbench.timing.gpu_both import Together
+
+    first = lanes[0].mover
+    if len(lanes) == 1:
+        return gpu.clock.submission(first.submit, first.operations), None
+    second = lanes[1].mover
+    both = Together(gpu, first.submit, second.submit, (first.operations, second.operations))
+    return gpu.clock.submission(both.submit, both.operations, [both.other]), both
+
+
+def physical(gpu: GpuSession, directions: int) -> Ceiling:
+    """Return what the link can carry by law in 1 or 2 directions at once; value None, with why, where unknown."""
+    from kvbench.contract.result import Ceiling
+    from kvbench.machine.physical import c2c_bytes_per_s
+
+    found = gpu.link_ceiling(directions)
+    board = gpu.board()[1]
+    if found.name != "nvlink-c2c" or found.value is not None or board is None:
+        return found
+    if not board.c2c_links or not board.c2c_mb_s:
+        return found
+    rate = directions * c2c_bytes_per_s(board.c2c_links, board.c2c_mb_s)
+    source = f"{board.c2c_links} links of {board.c2c_mb_s:g} MB/s (NVML), {directions} direction{'s'[: directions - 1]}"
+    return Ceiling("nvlink-c2c", rate, "physical", source)
+
+
+def reference(measure: Measure, gpu: GpuSession, asked: Link, lanes: list[Lane]) -> Reference | None:
+    """Return the measured ceiling to take in turns with the case; None, noted why, where there is none.
+
+    For a file it is the file's side alone, else one large copy by the copy engine in the same directions.
+    """
+    from kvbench.errors import Unavailable
+    from kvbench.measure import Reference
+    from kvbench.timing.gpu_session import before_each
+    from kvbench.transport.gpu_link import open_lanes, peak_of
+    from kvbench.transport.gpu_staged import Staged
+    from kvbench.units import compact_bytes
+
+    mover, prepare = lanes[0].mover, lanes[0].prepare
+    if isinstance(mover, Staged):
+        alone = gpu.clock.submission(mover.alone, 1)
+        run = alone if prepare is None else before_each(alone, prepare)
+        return Reference(f"file_{mover.verb}_alone", run, mover.link_bytes)
+    peak = peak_of(asked)
+    if peak is None:
+        measure.note("no_reference", "the case itself is the largest fragment")
+        return None
+    try:
+        large = open_lanes(gpu.service, gpu.kernels, gpu.enter, peak)
+    except Unavailable as error:
+        measure.note("no_reference", str(error))
+        return None
+
+    def verify() -> None:
+        for lane in large:
+            lane.check()
+
+    name = f"ce_{compact_bytes(peak.nbytes)}"
+    return Reference(name, submission(gpu, large)[0], sum(lane.mover.link_bytes for lane in large), verify)
+
+
+def second_pass(
+    measure: Measure, gpu: GpuSession, timed: Run, prepare: Callable[[], None], first: float | None, moved: Bytes
+) -> None:
+    """Add the row of the pass after the first one: fast where pages have moved, as slow where they stay (trap T56)."""
+    from kvbench.timing.gpu_rows import add_sampled
+    from kvbench.timing.gpu_session import before_each
+    from kvbench.timing.traps.gpu_memory import judge_migration
+
+    def once_before() -> None:
+        prepare()
+        timed(1)
+
+    measure.note("pass", "first after the host wrote; second_pass is the next one")
+    run = before_each(timed, once_before)
+    add_sampled(
+        measure, gpu, "second_pass", run, unit="B/s", better="higher", amount=moved.unique or 0, moved=moved,
+        rate_of="unique",
+    )  # fmt: skip
+    later = next(row.seconds for row in measure.rows() if row.metric == "second_pass")
+    if first is None or later is None:
+        return
+    measure.note("first_over_second", round(first / later, 4))
+    measure.note("pages", "moved" if judge_migration(first, later).verdict == "pass" else "stayed, or had moved before")
 
 
 def device_only(
@@ -158,7 +260,7 @@ def device_only(
         return
     add_sampled(
         measure, gpu, "device_only", events, unit="B/s", better="higher", amount=moved.unique or 0, events=events,
-        ceilings=[gpu.link_ceiling(len(lanes))], kernel=lanes[0].mover.kernel, moved=moved, rate_of="link",
+        ceilings=[physical(gpu, len(lanes))], kernel=lanes[0].mover.kernel, moved=moved, rate_of="link",
     )  # fmt: skip
 
 
@@ -183,7 +285,7 @@ def each_stream(case: Case, measure: Measure, gpu: GpuSession, lanes: list[Lane]
             continue
         add_sampled(
             measure, gpu, metric, loaded, unit="B/s", better="higher", amount=a.link_bytes, events=loaded,
-            ceilings=[gpu.link_ceiling(1)], kernel=a.kernel, moved=Bytes(unique=a.link_bytes, link=a.link_bytes),
+            ceilings=[physical(gpu, 1)], kernel=a.kernel, moved=Bytes(unique=a.link_bytes, link=a.link_bytes),
             rate_of="link",
         )  # fmt: skip
         if loaded.alone > ALONE_SHARE * loaded.passes:

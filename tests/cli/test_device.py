@@ -26,6 +26,12 @@ def sees(case, measure):
     measure.note("visible", os.environ.get("CUDA_VISIBLE_DEVICES"))
     measure.note("order", os.environ.get("CUDA_DEVICE_ORDER"))
     measure(lambda reps: time.sleep(0.0005 * reps))
+
+@bench(version=1, metric="time", unit="s", better="lower", device=axis.integer(smoke="0", quick="0", full="0", low=0))
+def there(case, measure):
+    """Tells which device it was given."""
+    measure.note("order", os.environ.get("CUDA_DEVICE_ORDER"))
+    measure(lambda reps: time.sleep(0.0005 * reps))
 '''
 
 
@@ -48,7 +54,7 @@ def run(
 
         monkeypatch.setattr(nvml_devices, "read_devices", devices)
         try:
-            code = main(["run", "toy", "--profile", "smoke", "--no-db", *arguments])
+            code = main(["run", "--profile", "smoke", "--no-db", *(arguments or ["toy"])])
         except SystemExit as end:
             code = int(end.code or 0)
         out, err = capsys.readouterr()
@@ -69,7 +75,7 @@ def test_the_worker_sees_the_chosen_devices_and_their_board_is_locked(
         return acquire(names, **options)
 
     monkeypatch.setattr(locks, "acquire", recorded)
-    code, out, err = run("mig", "--device", "0:1", "--json")
+    code, out, err = run("mig", "toy", "--device", "0:1", "--json")
     assert code == 0, err
     (row,) = [r for r in json.loads(out)["results"] if r["bench"] == "sees"]
     chosen = nvml_devices.choose("0:1", nvml_devices.read_devices(), {})[0]
@@ -77,6 +83,28 @@ def test_the_worker_sees_the_chosen_devices_and_their_board_is_locked(
     assert [name for name in taken if name.startswith("gpu-")] == [chosen.lock]
     assert any(name.startswith("node") for name in taken)
     assert CUDA not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("machine", "more", "devices", "order"),
+    [
+        (None, [], [0], None), ("gh200", [], [0], None), ("dgx", [], list(range(8)), "PCI_BUS_ID"),
+        ("dgx", ["--device", "2,5"], [0, 1], "PCI_BUS_ID"), ("dgx", ["-a", "device=3"], [3], "PCI_BUS_ID"),
+        ("mig", [], [0], "PCI_BUS_ID"),
+    ],
+)  # fmt: skip
+def test_a_run_visits_every_gpu_unless_told_otherwise(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, machine: str | None, more: list[str],
+    devices: list[int], order: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(canary, "benches", dict)
+    code, out, err = run(machine, "toy/there", "--json", *more)
+    assert code == 0, err
+    rows = json.loads(out)["results"]
+    assert [row["axes"]["device"] for row in rows] == devices
+    assert {row["detail"]["order"] for row in rows} == {order}
+    assert ("one MIG instance" in err) == (machine == "mig")
+    assert "CUDA_DEVICE_ORDER" not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -88,7 +116,7 @@ def test_the_worker_sees_the_chosen_devices_and_their_board_is_locked(
 def test_what_cannot_be_chosen_ends_with_one_line_before_anything_is_measured(
     run: Callable[..., tuple[int, str, str]], machine: str | None, spec: str, said: str
 ) -> None:
-    code, out, err = run(machine, "--device", spec)
+    code, out, err = run(machine, "toy", "--device", spec)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     assert line.startswith("kvbench: error: --device: ")

@@ -115,6 +115,7 @@ void fake_reset(void) {
     pthread_mutex_lock(&fake_lock);
     fake_memory_reset();
     fake_modules_reset();
+    fake_graphs_reset();
     fake_settings = DEFAULTS;
     memset(&fault, 0, sizeof fault);
     for (int i = 0; i < COUNTERS; i++) counters[i].live = 0;

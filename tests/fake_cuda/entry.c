@@ -120,6 +120,12 @@ static const struct {
     AT(cuModuleGetFunction, 2000, cuModuleGetFunction),
     AT(cuFuncGetAttribute, 2020, cuFuncGetAttribute),
     AT(cuLaunchKernel, 4000, cuLaunchKernel),
+    AT(cuGraphCreate, 10000, cuGraphCreate),
+    AT(cuGraphDestroy, 10000, cuGraphDestroy),
+    AT(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2),
+    AT(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags),
+    AT(cuGraphExecDestroy, 10000, cuGraphExecDestroy),
+    AT(cuGraphLaunch, 10000, cuGraphLaunch),
     AT(cuGetProcAddress, 12000, cuGetProcAddress_v2),
 #undef AT
 };

@@ -48,9 +48,10 @@ typedef struct Event {
     struct Event *next;
 } Event;
 
+#define MAX_PARAMS 24
 typedef struct Kernel {
     const char *name;
-    int params, sizes[8];
+    int params, sizes[MAX_PARAMS];
     CUresult (*run)(void **params, const unsigned *grid, const unsigned *block, Context *ctx);
 } Kernel;
 
@@ -62,7 +63,7 @@ typedef struct Op {
     Event *event;
     const Kernel *kernel;
     unsigned grid[3], block[3];
-    uint64_t params[8];
+    uint64_t params[MAX_PARAMS];
     struct Op *next;
 } Op;
 
@@ -110,8 +111,12 @@ int fake_known(uint64_t address); /* 1: page-locked, device or reserved memory; 
 void fake_memory_reset(void);
 
 /* stream.c */
+CUresult fake_submit(CUstream stream, const Op *op); /* queue a copy of op */
 void fake_drain(Context *ctx); /* wait for every stream of a context */
 void fake_streams_reset(void);
+
+/* graph.c */
+void fake_graphs_reset(void);
 
 /* kernels.c */
 const Kernel *fake_kernel(const char *name);

@@ -92,6 +92,12 @@ static int mapped(uint64_t address, size_t bytes) { /* every byte mapped and acc
     return 1;
 }
 
+static int backed(uint64_t address) { /* mapped, whether it may be accessed or not */
+    for (Mapping *m = mappings; m; m = m->next)
+        if (address >= m->va && address < m->va + m->size) return 1;
+    return 0;
+}
+
 char *fake_translate(uint64_t address, size_t bytes, int copying) {
     Range *r = of_device(address, bytes);
     if (r) return r->host + (address - r->dptr);
@@ -257,7 +263,7 @@ static CUresult attribute(void *data, CUpointer_attribute which, uint64_t addres
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = r ? r->dptr : v->va; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = r ? r->size : v->size; break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)data = r ? r->id : 0; break;
-    case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned *)data = r ? 1 : (unsigned)mapped(address, 1); break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned *)data = r ? 1 : (unsigned)backed(address); break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;

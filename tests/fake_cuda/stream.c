@@ -58,7 +58,7 @@ static void record(Stream *s, Op *op) {
 
 static CUresult execute(Stream *s, Op *op) {
     if (op_fault.left && !--op_fault.left) return op_fault.code;
-    void *params[8];
+    void *params[MAX_PARAMS];
     switch (op->kind) {
     case OP_COPY: return copy(s, op);
     case OP_SET8:
@@ -70,7 +70,7 @@ static CUresult execute(Stream *s, Op *op) {
         if (op->event->ns > s->now && fake_settings.virtual_time) s->now = op->event->ns;
         return CUDA_SUCCESS;
     default:
-        for (int i = 0; i < 8; i++) params[i] = &op->params[i];
+        for (int i = 0; i < MAX_PARAMS; i++) params[i] = &op->params[i];
         CUresult result = op->kernel->run(params, op->grid, op->block, s->ctx);
         spend(s, 0);
         return result;
@@ -128,7 +128,7 @@ static Event *find_event(CUevent handle) {
     return e && e->ctx ? e : NULL;
 }
 
-static CUresult submit(Stream *s, Op *op) {
+static CUresult submit(Stream *s, const Op *op) {
     Op *queued = malloc(sizeof *queued);
     /* the real queue holds about 1024 operations; beyond that submission waits for the device */
     while ((int64_t)(s->submitted - s->done) >= fake_settings.depth && !fake_stopping && !s->ctx->sticky)
@@ -141,6 +141,11 @@ static CUresult submit(Stream *s, Op *op) {
     s->submitted++;
     pthread_cond_broadcast(&fake_changed);
     return CUDA_SUCCESS;
+}
+
+CUresult fake_submit(CUstream stream, const Op *op) {
+    Stream *s = find(stream);
+    return s ? submit(s, op) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 static CUresult finish(Stream *s) {

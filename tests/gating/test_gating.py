@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from kvbench.analysis.gated import GateResult
 from kvbench.cli.commands_gate import gate_document
 from kvbench.contract.result import Result
 from kvbench.errors import NoData
-from kvbench.gating import Asked, GateResult, against_stored, decided, interleaved, primaries
+from kvbench.gating import Asked, against_stored, decided, interleaved, primaries
 from kvbench.report.gate_text import SUMMARY_BYTES, gate_text, junit, summary
 from kvbench.schemas import schema_for
 from kvbench.store.decisions import Calibration

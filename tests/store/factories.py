@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
@@ -97,6 +99,22 @@ count = st.none() | st.integers(0, 2**63 - 1)
 times = st.integers(0, 10**12).map(lambda us: at(us / 1e6))
 
 
+def share_of(row: Result, ceiling: Ceiling) -> float:
+    """Return how much of a ceiling (for "lower": a floor) a row reaches; NaN without both."""
+    if row.value is None or ceiling.value is None:
+        return math.nan
+    if row.better == "lower":
+        return ceiling.value / row.value if row.value else math.inf
+    return row.value / ceiling.value
+
+
+def with_ceilings(row: Result, ceilings: list[Ceiling], *, told: bool) -> Result:
+    """Return ``row`` held against ``ceilings``: none of them a law that it breaks, the fraction ``told`` or not."""
+    kept = tuple(replace(c, kind="measured") if share_of(row, c) > 1.02 else c for c in ceilings)
+    share = share_of(row, kept[0]) if kept else math.nan
+    return row.with_(ceilings=kept, fraction=share if told and 0 <= share < math.inf else None)
+
+
 @st.composite
 def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | None = None) -> Result:
     status = draw(st.sampled_from(get_args(Status)))
@@ -110,19 +128,23 @@ def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | N
         )
         low, value, high = draw(st.sampled_from([three[0], None])), three[1], draw(st.sampled_from([three[2], None]))
     kept = draw(st.lists(finite.map(abs), max_size=5))
-    return Result(
+    better: Better = draw(st.sampled_from(get_args(Better)))
+    ceilings = draw(st.lists(st.builds(
+        Ceiling, text, st.none() | positive, st.sampled_from(["physical", "measured"]), text), max_size=2))  # fmt: skip
+    stops = [stop for stop in get_args(Stop) if value is None or stop != "no_samples"]
+    row = Result(
         suite=suite, bench=bench, bench_version=version, axes=axes, metric=draw(name) if metric is None else metric,
-        unit=unit, better=draw(st.sampled_from(get_args(Better))), digest=digest_of(suite, bench, version, axes),
+        unit=unit, better=better, digest=digest_of(suite, bench, version, axes),
         status=status, value=value, low=low, high=high,
-        n=draw(st.integers(len(kept), 2**63 - 1)), kept=len(kept), reason=draw(text if value is not None else name),
-        stop=draw(st.none() | st.sampled_from(get_args(Stop))), basis=basis,
+        n=draw(st.integers(max(1, len(kept)), 2**63 - 1)), kept=len(kept),
+        reason=draw(text if value is not None else name),
+        stop=draw(st.none() | st.sampled_from(stops)), basis=basis,
         kernel=draw(st.none() | text), transport=draw(st.none() | text), resolved=draw(scalars),
-        ceilings=tuple(draw(st.lists(st.builds(
-            Ceiling, text, st.none() | finite.map(abs), st.sampled_from(["physical", "measured"]), text), max_size=2))),
-        fraction=draw(st.none() | column.map(abs)), bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
+        bytes=Bytes(draw(count), draw(count), draw(count), draw(count)),
         rate_of=draw(st.sampled_from([None, "unique", "link", "demand", "near"])), seconds=draw(st.none() | positive),
         flags=tuple(draw(st.lists(text, max_size=2))), detail=draw(scalars), samples=tuple(kept),
     )  # fmt: skip
+    return with_ceilings(row, ceilings, told=draw(st.booleans()))
 
 
 @st.composite
@@ -130,12 +152,14 @@ def runs(draw: st.DrawFn) -> RunInfo:
     """Runs under a fresh UUID each: hypothesis replays examples, and a replayed run has ended."""
     status = draw(st.sampled_from(RUN_STATUSES))
     plan = draw(st.lists(st.dictionaries(text, text | int64, max_size=3), max_size=2))
+    cases = [PlannedCase(digest_of("s", "b", 1, axes), "s", "b", 1, axes) for axes in plan]
+    started = draw(times)
     return make_run(
-        label=draw(st.none() | text.map(lambda word: f"l{word}")), started_at=draw(times),
+        label=draw(st.none() | text.map(lambda word: f"l{word}")), started_at=started,
         hw_class=draw(text), env_digest=draw(text), machine=draw(facts), env=draw(facts), git=draw(st.none() | text),
         profile=draw(st.sampled_from(PROFILES)), seed=draw(st.integers(0, 2**64 - 1)), host=draw(text),
         boot_id=draw(text), pid=draw(st.integers(1, 2**22)), pid_start=draw(text), kvbench_version=draw(text),
         status=status, resumed=draw(st.booleans()), flags=tuple(draw(st.lists(text, max_size=2))),
-        finished_at=None if status == "running" else draw(times),
-        plan=tuple(PlannedCase(digest_of("s", "b", 1, axes), "s", "b", 1, axes) for axes in plan),
+        finished_at=None if status == "running" else max(started, draw(times)),
+        plan=tuple({c.digest: c for c in cases}.values()),
     )  # fmt: skip

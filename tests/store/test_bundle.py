@@ -128,7 +128,7 @@ BAD: list[tuple[Any, int, str]] = [
     (b"", 0, "holds no run"),
     (b"\n", 1, "not JSON"),
     (b"hello\n", 1, "not JSON"),
-    (b"\xff\xfe\n", 1, "not JSON"),
+    (b"\xff\xfe\n", 1, "the file is UTF-16, expected UTF-8; save it as UTF-8"),
     (b"[]\n", 1, "expected an object"),
     (b'{"a": 1}\n', 1, "not a kvbench bundle"),
     (b'{"benchmarks": [], "machine_info": {}}\n', 1, "not a kvbench bundle"),

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvbench.contract.result import Bytes, Ceiling, Result, RunStatus
+from kvbench.contract.result import Bytes, Ceiling, PlannedCase, Result, RunInfo, RunStatus
 from kvbench.errors import UsageError
 from kvbench.report.summary import run_summary
 from kvbench.store.bundle import BundleWriter, read_bundle
 from kvbench.store.consistent import check_consistent, standing
-from kvbench.store.engine import Store
-from kvbench.store.transfer import import_bundle
+from kvbench.store.engine import Store, open_store
+from kvbench.store.formats import export
+from kvbench.store.transfer import export_bundle, import_bundle
 from kvbench.store.wire import check_case
-from tests.store.factories import make_row, make_run
+from tests.store.factories import at, digest_of, here, make_row, make_run
 
 ENDED: tuple[RunStatus, ...] = ("ok", "partial", "failed")
 SECONDS: dict[str, Any] = {"metric": "latency", "unit": "s", "better": "lower"}
+LAW = Ceiling("dram", 9.7e9, "physical", "spec")  # the value of the rows is 1e10
+HALF = Ceiling("stream", 2e10, "measured", "case")
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"low": 2e10}, "outside its interval 20000000000.0 to unknown"),
     ({"high": 1e9}, "outside its interval unknown to 1000000000.0"),
@@ -39,12 +44,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"samples": (1e-3, -1e-3, 1e-3)}, r"samples holds -0\.001 s"),
     ({"seconds": 0.0}, "seconds is 0"),
     ({"seconds": -1.0}, "seconds is -1"),
-    ({"fraction": -0.1}, "fraction is -0.1"),
+    ({"ceilings": (HALF,), "fraction": -0.5}, "fraction is -0.5, but the value is 0.5"),
     ({"bytes": Bytes(link=-1)}, r"bytes\.link is -1"),
     ({"rate_of": "payload"}, "rate_of is 'payload', expected one of unique, link, demand, near"),
     ({"unit": ""}, "unit is empty"),
     ({"metric": " "}, "metric is empty"),
     ({"ceilings": (Ceiling("dram", -1.0, "physical", "spec"),)}, r"ceilings\[0\]\.value"),
+    ({"ceilings": (Ceiling("dram", 0.0, "measured", "spec"),)}, r"ceilings\[0\]\.value is 0\.0, expected more than 0"),
+    ({"ceilings": (LAW,)}, r"1\.031 x the physical ceiling dram in a row that is ok, expected invalid"),
+    ({"ceilings": (Ceiling("x", None, "measured", "-"), LAW), "status": "suspect"}, "row that is suspect"),
+    ({"ceilings": (LAW,), "status": "tainted"}, "row that is tainted"),
+    ({**SECONDS, "value": 9e-7, "ceilings": (Ceiling("floor", 1e-6, "physical", "law"),)}, r"1\.111 x the physical"),
+    ({"ceilings": (HALF,), "fraction": 0.6}, r"fraction is 0\.6, but the value is 0\.5 of the first ceiling"),
+    ({**SECONDS, "value": 2e10, "ceilings": (HALF,), "fraction": 0.5}, "the value is 1 of the first"),
+    ({"fraction": 0.5}, r"fraction is 0\.5 of a value or a first ceiling that is null"),
+    ({"ceilings": (Ceiling("x", None, "measured", "-"), HALF), "fraction": 0.5}, "first ceiling that is null"),
+    ({"unit": "cycle", "value": -3.0}, "cycle from None on, expected 0 or more"),
+    ({"unit": "B", "value": -1.0}, "B from None on, expected 0 or more"),
+    ({"low": -1.0}, r"from -1\.0 on, expected 0 or more"),
+    ({"unit": "cycle", "value": 3.0, "low": -3.0}, r"cycle from -3\.0 on"),
+    ({"n": 0, "kept": 0, "samples": (), "stop": "timeout"}, "n is 0 in a measured row"),
+    ({"stop": "no_samples"}, "in a row that stopped for no_samples"),
     ({"axes": {"n": True}}, r"axes\.n is True"),
     ({"axes": {"n": 1.5}}, r"axes\.n is 1\.5"),
     ({"bench_version": 0}, "bench_version is 0"),
@@ -87,6 +107,18 @@ def test_no_way_in_takes_a_row_that_contradicts_itself(
         make_row(0, value=0.0, basis="simulated", **SECONDS),
         make_row(0, value=None, status="skipped", samples=(), n=0, kept=0),
         make_row(0, samples=(0.0, 1.0, 2.0)),
+        make_row(0, ceilings=(LAW,), status="invalid"),
+        make_row(0, ceilings=(LAW,), basis="modelled"),
+        make_row(0, ceilings=(replace(LAW, value=9.9e9), HALF), fraction=1e10 / 9.9e9),  # within the slack of a law
+        make_row(0, ceilings=(replace(LAW, kind="measured"),), fraction=1e10 / 9.7e9),
+        make_row(0, ceilings=(HALF,), fraction=0.5),
+        make_row(0, ceilings=(HALF,)),
+        make_row(0, **SECONDS | {"value": 2e-6}, ceilings=(Ceiling("floor", 1e-6, "physical", "-"),), fraction=0.5),
+        make_row(0, value=0.0, unit="B"),
+        make_row(0, value=1.0, unit="1", low=-1.0),
+        make_row(0, n=0, kept=0, samples=()),  # worked out of another row, which says how many samples
+        make_row(0, n=0, kept=0, samples=(), basis="modelled"),
+        make_row(0, value=None, status="failed", samples=(), n=0, kept=0, stop="no_samples"),
     ],
 )
 def test_what_may_be_is_taken(row: Result) -> None:
@@ -142,3 +174,128 @@ def test_a_bundle_with_both_directions_of_one_metric_is_refused_and_two_benches_
         writer.add_results(run.uuid, [make_row(1, better="lower")], 1)
     with pytest.raises(UsageError, match=r"c.jsonl, line 3: .*better lower here, higher before"):
         read_bundle(tmp_path / "c.jsonl")
+
+
+def test_the_number_of_a_case_is_of_samples_and_one_worked_out_of_it_need_not_be(store: Store) -> None:
+    run = make_run()
+    nobody: dict[str, Any] = {"n": 0, "kept": 0, "samples": ()}
+    store.begin_run(run)
+    with pytest.raises(ValueError, match=r"n is 0 in a measured row with the value 10000000000\.0"):
+        store.add_results(run.uuid, [make_row(0, **nobody)], 0)
+    store.add_results(run.uuid, [make_row(0), make_row(0, "one_way", **nobody)], 0)
+    store.add_results(run.uuid, [make_row(1, basis="modelled", **nobody)], 1)
+    assert len(store.results(run.uuid)) == 3
+
+
+def test_two_units_of_one_metric_are_refused_and_two_versions_may_differ(tmp_path: Path) -> None:
+    run = make_run()
+    with BundleWriter(tmp_path / "b.jsonl", sync_lines=False) as writer:
+        writer.begin_run(run)
+        writer.add_results(run.uuid, [make_row(0, unit="B/s")], 0)
+        other = make_row(1, suite="other", unit="s", better="lower")
+        writer.add_results(run.uuid, [other], 1)
+    assert len(read_bundle(tmp_path / "b.jsonl").runs[0].results) == 2
+    with BundleWriter(tmp_path / "c.jsonl", sync_lines=False) as writer:
+        writer.begin_run(run)
+        writer.add_results(run.uuid, [make_row(0, unit="B/s")], 0)
+        writer.add_results(run.uuid, [make_row(1, unit="FLOP/s")], 1)
+    with pytest.raises(UsageError, match=r"c.jsonl, line 3: ladder/host_bandwidth bandwidth is in FLOP/s here, in B/s"):
+        read_bundle(tmp_path / "c.jsonl")
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+AXES: dict[str, str | int] = {"n": 1}
+CASE = PlannedCase(digest_of("s", "b", 1, AXES), "s", "b", 1, AXES)
+LATER = (datetime.now(UTC) + timedelta(days=3)).isoformat(timespec="microseconds")
+FOREIGN: list[tuple[dict[str, Any], str]] = [
+    ({"started_at": LATER}, "run.started_at is .*, later than this machine's clock"),
+    ({"started_at": at(9), "finished_at": at(8), "status": "ok"}, "run.finished_at is .*, before the run began"),
+    ({"plan": (CASE, CASE)}, f"run.plan names the case {CASE.digest[:12]} twice"),
+    ({"label": "latest"}, "run.label: this label is taken"),
+    ({"label": "latest~2"}, "run.label: this label is taken"),
+    ({"label": "  "}, "run.label: not a usable label"),
+    ({"label": ""}, "run.label: not a usable label"),
+    ({"label": "beef"}, "run.label: this label reads as the UUID of a run"),
+    ({"label": "680ce5e3"}, "run.label: this label reads as the UUID of a run"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), FOREIGN)
+def test_no_import_takes_a_run_that_contradicts_itself(
+    store: Store, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    line = {"schema": "kvbench.bundle/1", "kind": "run", "run": make_run(**changes).to_wire()}
+    path = tmp_path / "b.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(UsageError, match=f"b.jsonl, line 1: {said}") as caught:
+        import_bundle(store, path)
+    assert "\n" not in str(caught.value)
+    assert store.runs() == []
+
+
+@pytest.mark.parametrize(("end", "said"), [(at(-1), "before the run began"), (LATER, "later than this machine's")])
+def test_an_end_before_the_beginning_or_in_the_future_is_refused(
+    store: Store, tmp_path: Path, end: str, said: str
+) -> None:
+    with BundleWriter(tmp_path / "b.jsonl", sync_lines=False) as writer:
+        run = make_run()
+        writer.begin_run(run)
+        writer.add_results(run.uuid, [make_row(0)], 0)
+        writer.finish_run(run.uuid, "ok", end)
+    with pytest.raises(UsageError, match=f"b.jsonl, line 3: finished_at is .*{said}"):
+        import_bundle(store, tmp_path / "b.jsonl")
+
+
+def test_what_an_older_database_took_can_be_exported_and_comes_in_again(store: Store, tmp_path: Path) -> None:
+    """A label and a clock that were not looked at then cost no run."""
+    olds: list[RunInfo] = [make_run(label="mine"), make_run(started_at=at(60))]
+    for run in olds:
+        store.begin_run(run)
+        store.add_results(run.uuid, [make_row(0)], 0)
+        store.finish_run(run.uuid, "ok", at(30))  # of the second: a clock that was set back by half a minute
+    with store.database.write() as connection:
+        connection.exec_driver_sql(f"UPDATE runs SET label = 'beef' WHERE uuid = '{olds[0].uuid}'")
+    for run in olds:
+        export_bundle(store, run.uuid, tmp_path / f"{run.uuid}.jsonl")
+    with open_store(tmp_path / "new.db", here=here()) as other:
+        for run in olds:
+            import_bundle(other, tmp_path / f"{run.uuid}.jsonl")
+        found = {run.info.uuid: run.info for run in other.runs()}
+    assert found[olds[0].uuid].label == "was-beef"
+    assert found[olds[1].uuid].finished_at == at(60)
+    import_bundle(store, tmp_path / f"{olds[0].uuid}.jsonl")  # and into where it came from, changing nothing
+    assert store.run(olds[0].uuid).info.label == "beef"
+
+
+def test_a_stored_row_that_contradicts_itself_is_named_by_the_export(store: Store, tmp_path: Path) -> None:
+    run = make_run()
+    store.begin_run(run)
+    store.add_results(run.uuid, [make_row(0)], 0)
+    store.finish_run(run.uuid, "ok", at(30))
+    with store.database.write() as connection:
+        connection.exec_driver_sql("UPDATE results SET fraction = 0.5")
+    with pytest.raises(
+        UsageError, match=r"host_bandwidth contradicts itself.*fraction is 0\.5.*--format csv"
+    ) as caught:
+        export_bundle(store, run.uuid, tmp_path / "b.jsonl")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "b.jsonl").exists()
+    assert len(store.results(run.uuid)) == 1
+    assert export(store, run.uuid, tmp_path / "b.csv").rows == 1
+
+
+def test_a_byte_order_mark_of_an_editor_is_read_over(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "b.jsonl", sync_lines=False) as writer:
+        run = make_run()
+        writer.begin_run(run)
+        writer.add_results(run.uuid, [make_row(0)], 0)
+    whole = (tmp_path / "b.jsonl").read_bytes()
+    (tmp_path / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + whole)
+    assert read_bundle(tmp_path / "marked.jsonl").runs == read_bundle(tmp_path / "b.jsonl").runs
+    (tmp_path / "later.jsonl").write_bytes(whole.replace(b"\n{", b"\n\xef\xbb\xbf{", 1))
+    with pytest.raises(UsageError, match="line 2: not JSON"):
+        read_bundle(tmp_path / "later.jsonl")
+    (tmp_path / "wide.jsonl").write_text(whole.decode(), encoding="utf-16")
+    with pytest.raises(UsageError, match="line 1: the file is UTF-16, expected UTF-8; save it as UTF-8"):
+        read_bundle(tmp_path / "wide.jsonl")

@@ -182,6 +182,32 @@ def test_read_only_file_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert [found.info.uuid for found in store.runs()] == [run.uuid]
 
 
+def test_a_log_left_on_a_read_only_file_system_names_what_to_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folder = tmp_path / "kv.db", tmp_path / "disk"
+    folder.mkdir()
+    with open_store(path) as store:
+        run = make_run()
+        store.begin_run(run)
+        for name in ("kv.db", "kv.db-wal"):  # as a snapshot of a machine that lost power: the log holds the run
+            shutil.copy(tmp_path / name, folder / name)
+    assert (folder / "kv.db-wal").stat().st_size > 0
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: False if mode & os.W_OK else real(p, mode))
+    line = refused(folder / "kv.db", readonly=True)
+    assert "kv.db-wal with" in line
+    assert "copy kv.db and kv.db-wal together" in line
+    monkeypatch.undo()
+    copied = tmp_path / "copy"
+    shutil.copytree(folder, copied)
+    with open_store(copied / "kv.db", readonly=True) as store:  # the mend works
+        assert [found.info.uuid for found in store.runs()] == [run.uuid]
+    (folder / "kv.db-wal").write_bytes(b"")
+    monkeypatch.setattr(os, "access", lambda p, mode: False if mode & os.W_OK else real(p, mode))
+    assert "empty" in refused(folder / "kv.db", readonly=True)  # without its log: nothing is left of the file's content
+
+
 def test_reading_only_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "kv.db"
     with open_store(path) as store:

@@ -217,7 +217,8 @@ def test_labels(any_store: Store) -> None:
 def test_no_label_reads_as_the_uuid_that_show_is_told(any_store: Store) -> None:
     first = make_run()
     any_store.begin_run(first)
-    for label in (first.uuid[:8], first.uuid, first.group, "680ce5e3", "20250301", first.uuid[:13], first.uuid[:9]):
+    whole = (first.uuid, first.group, "680ce5e3", "20250301", "680ce5e", "beef", "2025", "added")
+    for label in (*whole, first.uuid[:4], first.uuid[:8], first.uuid[:9], first.uuid[:13]):
         with pytest.raises(UsageError, match="reads as the UUID of a run") as caught:
             any_store.begin_run(make_run(label=label))
         assert "\n" not in str(caught.value)
@@ -226,7 +227,7 @@ def test_no_label_reads_as_the_uuid_that_show_is_told(any_store: Store) -> None:
         with pytest.raises(UsageError, match="reads as the UUID of a run"):
             any_store.set_label(first.uuid, label)
     assert [run.info for run in any_store.runs()] == [first]
-    for label in ("680ce5e", "680ce5e3x", "680ce5e31", "v680ce5e3", "DEADBEEF", "deadbeef-base", "2025-03-01"):
+    for label in ("680", "bad", "680ce5e3x", "680ce5e31", "v680ce5e3", "DEADBEEF", "deadbeef-base", "2025-03-01"):
         assert check_label(label) == label
         any_store.begin_run(make_run(label=label))
 

@@ -18,12 +18,13 @@ from kvbench.context import Context
 from kvbench.contract.axis import Value
 from kvbench.contract.bench import Bench
 from kvbench.contract.discover import load_suites
-from kvbench.contract.result import Result
+from kvbench.contract.result import HAS_VALUE, Result
 from kvbench.kernels.gpu import catalogue
 from kvbench.memory.cuda.device import Device
 from kvbench.memory.cuda.driver import Driver
 from kvbench.memory.cuda.service import Service
 from kvbench.timing import events, gpu_session
+from kvbench.transport import gpu_link
 from kvbench.worker import measure_case
 from tests import fake_cuda
 from tests.fake_cuda import Fake
@@ -36,6 +37,7 @@ IMAGE = b"FAKE " + b" ".join(k.entry.encode() for k in catalogue.KERNELS.values(
 # device is longer than the call around it.
 OPERATION_S, BYTE_S, RECORD_S = 1e-6, 20e-12, 40e-9
 VIRTUAL = {"virtual_time": 1, "op_ns": 1000, "byte_ps": 20, "record_ns": 40}
+PEAK = 128 << 10
 SMALL = {"l2_bytes": 1 << 14, "sms": 2}
 TABLE_ENDS = "    return NULL;\n}\n\n/* -- modules"
 TABLE_GOES_ON = """    const Kernel *ladder_kernel(const char *);
@@ -55,7 +57,7 @@ def library() -> Path:
     others = [p for p in sorted(fake_cuda.HERE.glob("*.c")) if p.name != "kernels.c"]
     read = (*others, fake_cuda.HERE / "fake.h", fake_cuda.KERNELS / "service.cu", MORE, ON_HOST / "device_on_host.h")
     digest = hashlib.sha256(f"{text} {gcc} {include}".encode())
-    for path in (*read, catalogue.FOLDER / "movers.cu"):
+    for path in (*read, *(catalogue.FOLDER / name for name in ("movers.cu", "arithmetic.cu"))):
         digest.update(path.read_bytes())
     target = Path(os.environ["XDG_CACHE_HOME"]) / "fake_cuda" / f"ladder-{digest.hexdigest()[:16]}" / "libcuda.so.1"
     if not target.is_file():
@@ -131,6 +133,7 @@ def rig(patch: pytest.MonkeyPatch, context: Context, **settings: int) -> Iterato
         )
         # A busy test machine wakes the fake's threads late, and in virtual time that looks like work elsewhere.
         patch.setattr(events, "ESCAPE_S", 5.0)
+        patch.setattr(gpu_link, "PEAK_BYTES", PEAK)  # copied by this machine's CPU, and more than once
         yield Rig(made, context, drivers)
 
 
@@ -150,3 +153,20 @@ def short_context(scratch: Path) -> Context:
         made.budget, block_seconds=0.0, quanta=0.0, fixed_samples=3, min_samples=3, cap_seconds=0.2
     )
     return dataclasses.replace(made, budget=budget)
+
+
+def good(gpu: Rig, rows: list[Result]) -> dict[str, Result]:
+    """Return the rows by metric; each has a value, the machine's noise apart, and nothing is left alive."""
+    assert rows[0].status in HAS_VALUE - {"invalid"}, rows[0].reason
+    assert rows[0].n >= 3
+    assert gpu.fake.live() == {}
+    return {row.metric: row for row in rows}
+
+
+def refused(gpu: Rig, rows: list[Result], status: str, *words: str) -> None:
+    """One row without a number, one line that says ``words``, nothing left alive."""
+    (row,) = rows
+    assert (row.status, row.value, row.samples) == (status, None, ()), row.reason
+    assert "\n" not in row.reason
+    assert all(word in row.reason for word in words), row.reason
+    assert gpu.fake.live() == {}

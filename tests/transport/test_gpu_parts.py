@@ -89,7 +89,8 @@ def test_pieces_say_where_each_fragment_lies() -> None:
         (("pinned", "ce", "fetch", 4096, 1024), False), (("pinned", "ce", "fetch", 4096, 2), False),
         (("pinned", "sm", "fetch", 4096, 64), False), (("pageable", "ce", "both", 4096, 1), False),
         (("pageable", "sm", "fetch", 4096, 1), False), (("managed", "direct", "evict", 4096, 1), False),
-        (("file", "ce", "fetch", 4096, 1), False), (("file", "staged", "evict", 4096, 1), False),
+        (("file", "ce", "fetch", 4096, 1), False), (("file", "staged", "evict", 4096, 1), True),
+        (("file", "staged", "both", 4096, 1), False),
         (("file", "staged", "fetch", 4096, 1), True), (("tape", "ce", "fetch", 4096, 1), False),
     ],
 )  # fmt: skip

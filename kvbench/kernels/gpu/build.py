@@ -116,6 +116,7 @@ def triton_job(kernel: GpuKernel, arch: Arch) -> child.Job:
         backend=arch.backend,
         number=arch.number,
         warp=arch.warp,
+        registers=kernel.registers,
     )
 
 

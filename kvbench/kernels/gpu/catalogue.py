@@ -63,6 +63,7 @@ class GpuKernel:
     reference: Callable[..., Any] | None
     types: tuple[str, ...] = ()
     constants: tuple[tuple[str, int | str], ...] = ()
+    registers: int = 0  # a thread may have, for Triton on NVIDIA; 0: as many as the assembler thinks good
 
     def text(self) -> str:
         """Return the source text: of a ``.cu`` file what NVRTC or CuPy's RawModule compiles, without any header."""
@@ -70,7 +71,8 @@ class GpuKernel:
 
     def digest(self) -> str:
         """Return 16 hex digits over source, entry, block and constants: what ``kernel`` of a row identifies."""
-        said = f"{self.entry} {self.block} {self.types} {self.constants}\0{self.text()}"
+        limit = f" {self.registers}" if self.registers else ""
+        said = f"{self.entry} {self.block} {self.types} {self.constants}{limit}\0{self.text()}"
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def check(self, *values: int | float) -> None:
@@ -97,6 +99,7 @@ _NBYTES = Argument("nbytes", "u64", "bytes of one array, any number")
 _DST, _SRC = _pointer("dst", "destination"), _pointer("src", "source")
 _SUMS = _pointer("out", "u64 [blocks]: each block's part of the sum of 64-bit words", 8)
 _STREAM, _CHASE, _LAUNCH = FOLDER / "movers.cu", FOLDER / "chase.cu", FOLDER / "launch.cu"
+_ARITHMETIC = FOLDER / "arithmetic.cu"
 
 
 def _cuda(
@@ -134,6 +137,10 @@ _CUDA = (
            Argument("head", "pointer", "first node", 8), Argument("warm", "u64", "steps before the window"),
            Argument("loads", "u64", "steps in the window")),
           Demand(timed=True), reference.chase),
+    _cuda("arithmetic", _ARITHMETIC, 512, "layer_overlap: FMA chains, no memory",
+          (_pointer("out", "u64 [threads]: each thread's sum over its chains", 8),
+           Argument("steps", "u64", "steps of 8 chains, below 2^24"), Argument("one", "f64", "1.0")),
+          Demand(), reference.arithmetic),
     _cuda("empty", _LAUNCH, 1, "launch: what starting nothing costs", (), Demand(), None),
 )  # fmt: skip
 
@@ -180,6 +187,73 @@ def fragments_kernel(fragment_bytes: int, both: bool, index: Literal["i32", "i64
     )
 
 
+PAGE_THREADS = (256, 512, 1024)  # below, a thread would hold more of the 64 KiB than it has registers
+_ACCESS = {16: ("i32", 4), 8: ("i64", 1), 4: ("i32", 1), 2: ("i16", 1), 1: ("i8", 1)}  # width: (element, elements)
+
+
+def page_tile(row_bytes: int, both: bool, width: int = 16) -> tuple[int, int]:
+    """Return (ROWS, WORDS) of ``copy_pages`` for rows of ``row_bytes`` by accesses of ``width`` bytes: powers of two.
+
+    64 KiB a program by 16-byte accesses; narrower ones move as many elements as fit the same registers. K and V share
+    it. Raises UsageError for a width there is no kernel for, or rows that are no multiple of it.
+    """
+    if width not in _ACCESS or row_bytes <= 0 or row_bytes % width:
+        raise UsageError("not a row of whole accesses", where="copy_pages", got=f"{row_bytes} bytes by {width}",
+                         expected=f"a multiple of the width, one of {', '.join(map(str, _ACCESS))}")  # fmt: skip
+    elements = (_TILE if width == 16 else _TILE // 2) // (2 if both else 1)
+    words = row_bytes // width * _ACCESS[width][1]
+    across = min(elements, 1 << (words - 1).bit_length())
+    return elements // across, across
+
+
+def pages_kernel(
+    row_bytes: int, both: bool, index: Literal["i32", "i64"] = "i64", threads: int = 1024, width: int = 16
+) -> GpuKernel:
+    """Return ``copy_pages`` compiled for rows of ``row_bytes`` by ``threads`` threads with accesses of ``width`` bytes.
+
+    Rows of the same power of two share a kernel. Raises UsageError for another number of threads or what
+    :func:`page_tile` refuses.
+    """
+    if threads not in PAGE_THREADS:
+        raise UsageError("not a number of threads", where="copy_pages", got=threads,
+                         expected=f"one of {', '.join(map(str, PAGE_THREADS))}")  # fmt: skip
+    rows, words = page_tile(row_bytes, both, width)
+    element, per = _ACCESS[width]
+    pools = [_pointer(n, f"{element}, start of {n[0].upper()} in the pool", width)
+             for n in ("k_dst", "v_dst", "k_src", "v_src")]  # fmt: skip
+    tables = [_pointer(n, f"{index} [count], negative: skip", 4 if index == "i32" else 8)
+              for n in ("dst_pages", "src_pages")]  # fmt: skip
+    numbers = [
+        Argument("count", "i32", "pairs of pages"),
+        Argument("page_rows", "i32", "rows of a page and plane"),
+        Argument("size", "i32", "accesses of a row"),
+        Argument("inner", "i32", "rows of one outer step"),
+        Argument("innermost", "i32", "rows of one middle step"),
+    ]
+    strides = [
+        Argument(f"{side}_{step}", "i64", f"accesses from one {step} step to the next")
+        for side in ("dst", "src") for step in ("page", "outer", "middle", "inner")
+    ]  # fmt: skip
+    size = f"{row_bytes // KIB}k" if row_bytes % KIB == 0 else f"{row_bytes}b"
+    narrow = "" if width == 16 else f"_by{width}"
+    wide = width == 16
+    return GpuKernel(
+        f"pages_{'kv' if both else 'k'}_{size}_{index}_{threads}{narrow}",
+        "triton",
+        FOLDER / "paged.py",
+        "copy_pages",
+        threads,
+        f"pages between any two layouts, {'K and V' if both else 'one plane'}, {size} rows, {index} indices",
+        (*pools, *tables, *numbers, *strides),
+        Demand(loads=wide, stores=wide, in_flight=64 * KIB if wide else 0),
+        reference.copy_pages,
+        (*[f"*{element}"] * 4, f"*{index}", f"*{index}", *["i32"] * 5, *["i64"] * 8),
+        (("ROWS", rows), ("WORDS", words), ("PER", per), ("BOTH", int(both))),
+        # Left to itself ptxas spills at 80 registers for 256 threads, to fit a third block nobody starts.
+        registers=min(255, 65536 // threads),
+    )
+
+
 def _read_sum(name: str, element: str, result: str, per16: int) -> GpuKernel:
     return GpuKernel(
         name,
@@ -202,6 +276,12 @@ _TRITON = (
     fragments_kernel(4 * KIB, True, "i32"),
     fragments_kernel(64 * KIB, True),
     fragments_kernel(64 * KIB, False),
+    pages_kernel(256, True),
+    pages_kernel(2 * KIB, True, "i32"),
+    pages_kernel(2 * KIB, True, threads=256),
+    pages_kernel(64 * KIB, True, threads=256),
+    pages_kernel(64 * KIB, False),
+    pages_kernel(24, True, width=8),
     _read_sum("read_sum_i32", "i32", "i32", 4),
     _read_sum("read_sum_bf16", "bf16", "fp32", 8),
 )

@@ -31,6 +31,7 @@ class Job:
     backend: str = ""
     number: int | str = 0
     warp: int = 32
+    registers: int = 0
 
 
 class _Refused(Exception):
@@ -85,11 +86,12 @@ def _triton(job: Job) -> dict[str, Any]:
         constants,
         {(k,): [["tt.divisibility", 16]] for k in job.aligned},
     )
+    options: dict[str, int] = {"num_warps": job.warps}
+    if job.registers and job.backend == "cuda":
+        options["maxnreg"] = job.registers
     log = io.StringIO()  # Triton prints ptxas' report there, and the whole PTX when ptxas refuses
     with contextlib.redirect_stdout(log):
-        made = triton.compile(
-            source, target=GPUTarget(job.backend, job.number, job.warp), options={"num_warps": job.warps}
-        )
+        made = triton.compile(source, target=GPUTarget(job.backend, job.number, job.warp), options=options)
     return {
         "binary": made.asm["cubin" if job.backend == "cuda" else "hsaco"],
         "assembly": made.asm["ptx" if job.backend == "cuda" else "amdgcn"],

@@ -85,10 +85,12 @@ def amd_resources(assembly: str) -> dict[str, Resources]:
         for kernel in re.split(r"^  - (?=\.)", part, flags=re.MULTILINE)[1:]:
             fields = dict(re.findall(r"^\s*\.(\w+):\s+(\S+)", kernel, re.MULTILINE))
             number = {key: int(value) for key, value in fields.items() if value.isdigit()}
+            # Scalar registers spill into lanes of vector registers: without a private segment no byte is in memory.
+            scalar = number["sgpr_spill_count"] if number["private_segment_fixed_size"] else 0
             # The kernel's own name is its last `.name`; its arguments have names too.
             found[fields["symbol"].removesuffix(".kd").strip("'\"")] = Resources(
                 number["vgpr_count"],
-                4 * (number["vgpr_spill_count"] + number["sgpr_spill_count"]),
+                4 * (number["vgpr_spill_count"] + scalar),
                 number["private_segment_fixed_size"],
                 number["group_segment_fixed_size"],
             )

@@ -38,6 +38,11 @@ def triad(b: Doubles, c: Doubles, scale: float) -> Doubles:
     return b + scale * c
 
 
+def arithmetic(threads: int, steps: int) -> Words:
+    """Return each thread's sum, uint64 [threads]: 8 chains that begin at 0 to 7 and are one larger after each step."""
+    return np.full(threads, 8 * steps + 28, np.uint64)
+
+
 def chain(base: int, nbytes: int, stride: int, seed: int) -> Words:
     """Return the ``nbytes`` of memory at address ``base`` for a chase: one random cycle over its nodes.
 
@@ -68,6 +73,26 @@ def copy_fragments(dst: Array, src: Array, dst_index: Array, src_index: Array, w
     for to, frm in zip(dst_index.tolist(), src_index.tolist(), strict=True):
         if to >= 0 and frm >= 0:
             out[to, :words] = src[frm, :words]
+    return out
+
+
+def copy_pages(
+    dst: Array, src: Array, dst_pages: Array, src_pages: Array, shape: tuple[int, int, int], size: int,
+    dst_steps: tuple[int, int, int, int], src_steps: tuple[int, int, int, int],
+) -> Array:  # fmt: skip
+    """Return the flat array ``dst`` after each page took its rows of ``size`` elements from the flat array ``src``.
+
+    Row (o, m, i) of page p stands at p, o, m, i times the side's steps (page, outer, middle, inner), in elements. A
+    negative page on either side skips the pair. One plane; K and V are two calls.
+    """
+    out = dst.copy()
+    for to, frm in zip(dst_pages.tolist(), src_pages.tolist(), strict=True):
+        if to < 0 or frm < 0:
+            continue
+        for at in np.ndindex(shape):
+            here = int(np.dot((frm, *at), src_steps))
+            there = int(np.dot((to, *at), dst_steps))
+            out[there : there + size] = src[here : here + size]
     return out
 
 

@@ -200,10 +200,14 @@ class Event(_Owned):
 
 
 class Launch:
-    """A kernel with its grid, block and arguments, packed once. ``arguments`` are ctypes values, kept alive here."""
+    """A kernel with its grid, block and arguments, packed once. ``arguments`` are ctypes values, kept alive here.
 
-    def __init__(self, function: ctypes.c_void_p, grid: int, block: int, arguments: Sequence[Any]) -> None:
-        self.function, self.grid, self.block = function, grid, block
+    ``shared``: bytes of dynamic shared memory a block, at most 48 KiB."""
+
+    def __init__(
+        self, function: ctypes.c_void_p, grid: int, block: int, arguments: Sequence[Any], shared: int = 0
+    ) -> None:
+        self.function, self.grid, self.block, self.shared = function, grid, block, shared
         self.arguments = tuple(arguments)
         self.packed = (ctypes.c_void_p * len(self.arguments))(*(ctypes.addressof(a) for a in self.arguments))
 
@@ -244,7 +248,7 @@ class Stream(_Owned):
             launch.block,
             1,
             1,
-            0,
+            launch.shared,
             self._open(),
             launch.packed,
             None,

@@ -40,7 +40,7 @@ C_TYPES: dict[str, Any] = {
     "CUmemAllocationGranularity_flags": ctypes.c_int,
     "CUresult": ctypes.c_int,
 }
-HANDLES = ("CUcontext", "CUstream", "CUevent", "CUmodule", "CUfunction")
+HANDLES = ("CUcontext", "CUstream", "CUevent", "CUmodule", "CUfunction", "CUgraph", "CUgraphExec", "CUgraphNode")
 
 
 def c_type(name: str) -> Any:
@@ -99,6 +99,13 @@ cuModuleUnload             | cuModuleUnload               |  2000 | CUmodule
 cuModuleGetFunction        | cuModuleGetFunction          |  2000 | CUfunction*, CUmodule, const char*
 cuLaunchKernel             | cuLaunchKernel               |  4000 | CUfunction, unsigned int, unsigned int, \
 unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void**, void**
+?cuGraphCreate             | cuGraphCreate                | 10000 | CUgraph*, unsigned int
+?cuGraphDestroy            | cuGraphDestroy               | 10000 | CUgraph
+?cuGraphAddKernelNode      | cuGraphAddKernelNode_v2      | 12000 | CUgraphNode*, CUgraph, const CUgraphNode*, \
+size_t, const CUDA_KERNEL_NODE_PARAMS*
+?cuGraphInstantiateWithFlags | cuGraphInstantiateWithFlags | 11040 | CUgraphExec*, CUgraph, unsigned long long
+?cuGraphExecDestroy        | cuGraphExecDestroy           | 10000 | CUgraphExec
+?cuGraphLaunch             | cuGraphLaunch                | 10000 | CUgraphExec, CUstream
 ?cuMemcpyBatchAsync        | cuMemcpyBatchAsync_v2        | 13000 | CUdeviceptr*, CUdeviceptr*, size_t*, size_t, \
 CUmemcpyAttributes*, size_t*, size_t, CUstream
 ?cuMemcpyBatchAsync@12080  | cuMemcpyBatchAsync           | 12080 | CUdeviceptr*, CUdeviceptr*, size_t*, size_t, \
@@ -172,11 +179,31 @@ class MemcpyAttributes(ctypes.Structure):
     )
 
 
+class KernelNodeParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS as since CUDA 12.0. ``kern`` and ``ctx`` stay null where ``func`` is given."""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        ("gridDimX", ctypes.c_uint),
+        ("gridDimY", ctypes.c_uint),
+        ("gridDimZ", ctypes.c_uint),
+        ("blockDimX", ctypes.c_uint),
+        ("blockDimY", ctypes.c_uint),
+        ("blockDimZ", ctypes.c_uint),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("kernelParams", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("ctx", ctypes.c_void_p),
+    )
+
+
 STRUCTURES: dict[str, Any] = {
     "CUmemLocation": MemLocation,
     "CUmemAllocationProp": MemAllocationProp,
     "CUmemAccessDesc": MemAccessDesc,
     "CUmemcpyAttributes": MemcpyAttributes,
+    "CUDA_KERNEL_NODE_PARAMS": KernelNodeParams,
 }
 
 # Numbers of cuda.h, under the names it gives them; the tests compare each with the header.

@@ -17,7 +17,7 @@ from kvbench.memory.cuda.device import Device, Launch, Module
 from kvbench.memory.payload import BLOCK_BYTES, Kind
 
 Images = Callable[[Path, tuple[int, int]], bytes]
-_C_TYPES: dict[str, Any] = {
+C_TYPES: dict[str, Any] = {
     "pointer": ctypes.c_uint64, "u64": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32,
     "f64": ctypes.c_double,
 }  # fmt: skip
@@ -49,8 +49,17 @@ class Kernels:
             image = self._images(kernel.source, self._device.facts.arch)
             self._modules[kernel.source] = self._stack.enter_context(Module(self._device, image))
         function = self._modules[kernel.source].function(kernel.entry)
-        arguments = [_C_TYPES[a.kind](value) for a, value in zip(kernel.arguments, values, strict=True)]
+        arguments = [C_TYPES[a.kind](value) for a, value in zip(kernel.arguments, values, strict=True)]
         return Launch(function, grid, threads, arguments)
+
+    def portable(self, kernel: catalogue.GpuKernel, grid: int, *values: int | float) -> Launch:
+        """Return a launch of a Triton kernel by ``grid`` programs, each of exactly ``kernel.block`` threads.
+
+        Raises what :func:`portable.launch` raises: UsageError, Unavailable without triton, CudaError.
+        """
+        from kvbench.memory.cuda import portable
+
+        return portable.launch(self._device, self._stack.enter_context, kernel, grid, *values)
 
 
 def payload_sum(nbytes: int, seed: int, kind: Kind = "bits") -> int:

@@ -1,4 +1,6 @@
 // A GPU of one thread: enough to run the index arithmetic of the .cu files as C, thread after thread.
+#ifndef DEVICE_ON_HOST_H
+#define DEVICE_ON_HOST_H
 #include <stddef.h>
 #include <string.h>
 
@@ -62,3 +64,4 @@ PART void clocks(u64 address, u64 *cycles, u64 *nanoseconds)
     *cycles = steps;
     *nanoseconds = ++readings;
 }
+#endif

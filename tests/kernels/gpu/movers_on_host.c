@@ -1,5 +1,6 @@
 // The whole grid of movers.cu, one thread after the other, for ctypes.
 #include "movers.cu"
+#include "arithmetic.cu"
 
 #define GRID(call)                                                                                                     \
     gridDim.x = blocks, blockDim.x = threads;                                                                          \
@@ -24,6 +25,11 @@ void grid_read(unsigned blocks, unsigned threads, u64 *out, const void *src, u64
 void grid_link_read(unsigned blocks, unsigned threads, u64 *out, const void *src, u64 nbytes)
 {
     GRID(kvbench_link_read(out, src, nbytes));
+}
+
+void grid_arithmetic(unsigned blocks, unsigned threads, u64 *out, u64 steps, double one)
+{
+    GRID(kvbench_arithmetic(out, steps, one));
 }
 
 void grid_write(unsigned blocks, unsigned threads, void *dst, u64 nbytes, u64 first, u64 step)

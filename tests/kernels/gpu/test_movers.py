@@ -70,6 +70,15 @@ def test_copies_move_every_byte_and_no_other(movers: ctypes.CDLL, entry: str, gr
         assert dst.whole()
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+def test_arithmetic_leaves_how_many_steps_every_thread_did(movers: ctypes.CDLL, grid: tuple[int, int]) -> None:
+    for steps in (0, 1, 7, 1000):
+        out = np.full(grid[0] * grid[1] + 1, 5, np.uint64)
+        movers.grid_arithmetic(*grid, POINTER(out.ctypes.data), U64(steps), ctypes.c_double(1.0))
+        assert np.array_equal(out[:-1], reference.arithmetic(len(out) - 1, steps))
+        assert out[-1] == 5
+
+
 @pytest.mark.parametrize("entry", ["grid_read", "grid_link_read"])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_reads_leave_the_sum_of_all_words(movers: ctypes.CDLL, entry: str, grid: tuple[int, int]) -> None:

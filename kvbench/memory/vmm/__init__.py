@@ -1,0 +1,1 @@
+"""Virtual memory management: one protocol for address ranges and physical chunks, and its drivers."""

@@ -1,0 +1,433 @@
+"""What is reserved, created and mapped: the checks before a driver's calls, and the state after them.
+
+A driver claims what a request touches, makes its calls outside the lock, then settles what became of each. Arrays per
+granule of a reservation keep the checks of a thousand mappings a few numpy operations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from kvbench.errors import UsageError
+from kvbench.memory.vmm.protocol import Chunk, Counters, Reservation, Span
+
+Ints = npt.NDArray[np.int64]
+FREE, MAPPED, ACCESSIBLE, CHANGING = range(4)
+_SLOT, _SERIAL = attrgetter("slot"), attrgetter("serial")
+_serials = itertools.count(1)  # of the process: a chunk of another driver is never taken for one of this
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one call touches: ``address`` and ``nbytes`` of each part (int64 [parts]), in the order asked.
+
+    ``handle``: of the chunk to map, int64 [parts]; empty for ranges of whole mappings. ``before``: the state of each
+    granule when it was claimed (uint8 [sum of count]).
+    """
+
+    space: _Space
+    address: Ints
+    nbytes: Ints
+    handle: Ints
+    low: Ints
+    count: Ints
+    slots: Ints
+    before: npt.NDArray[np.uint8]
+
+    def part(self, first: int, last: int) -> Claim:
+        """Return the claim of parts ``first`` to ``last`` alone, a view."""
+        cut = slice(first, last)
+        start = int(self.count[:first].sum())
+        return Claim(
+            self.space, self.address[cut], self.nbytes[cut], self.handle[cut], self.low[cut], self.count[cut],
+            self.slots[cut], self.before[start : start + int(self.count[cut].sum())],
+        )  # fmt: skip
+
+
+class _Space:
+    """A reservation by granules: the chunk slot + 1 behind each, its state, and whether a mapping begins there."""
+
+    __slots__ = ("head", "owner", "places", "reservation", "state", "states")
+
+    def __init__(self, reservation: Reservation, granules: int) -> None:
+        self.reservation = reservation
+        self.owner = np.zeros(granules, np.int32)
+        self.state = np.zeros(granules, np.uint8)
+        self.states = self.state.data  # one granule of it costs a tenth of what numpy takes
+        self.head = np.zeros(granules, np.bool_)
+        self.places = 0  # mapped, or claimed for a map
+
+
+class Book:
+    """The state of one driver, of ``granularity`` bytes a granule. Safe to use from several threads."""
+
+    def __init__(self, granularity: int) -> None:
+        self.granularity = granularity
+        self._lock = threading.Lock()
+        self._spaces: dict[int, _Space] = {}
+        self._table = np.zeros((3, 64), np.int64)  # by slot: serial (0: nobody's), bytes, handle
+        self._maps = np.zeros(64, np.int32)
+        self._chunks: dict[int, Chunk] = {}
+        self._free: list[int] = []
+        self._used = 0
+        self._mappings = self._reserved = self._chunk_bytes = self.lost = 0
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    def check_size(self, nbytes: int, what: str) -> None:
+        """Raise UsageError unless ``nbytes`` is a whole, positive number of granules."""
+        if nbytes < 1 or nbytes % self.granularity:
+            raise UsageError(
+                f"{what} is off the granularity", where="vmm", got=f"{nbytes} bytes",
+                expected=f"a positive multiple of {self.granularity} bytes",
+            )  # fmt: skip
+
+    def check_count(self, count: int, what: str) -> None:
+        """Raise UsageError unless at least one thing is asked for."""
+        if count < 1:
+            raise UsageError(f"{what} asks for nothing", where="vmm", got=count, expected="at least one")
+
+    # -- addresses -----------------------------------------------------------------------------------------------
+
+    def add_space(self, address: int, nbytes: int) -> Reservation:
+        """Enter addresses. Raises MemoryError when the book itself has no room for them."""
+        reservation = Reservation(next(_serials), address, nbytes)
+        space = _Space(reservation, nbytes // self.granularity)
+        with self._lock:
+            self._spaces[reservation.serial] = space
+            self._reserved += nbytes
+        return reservation
+
+    def drop_space(self, reservation: Reservation) -> None:
+        """Strike addresses out, before they go. Raises UsageError when they are not here or hold a mapping."""
+        with self._lock:
+            space = self._space(reservation)
+            if space.places:
+                raise UsageError(
+                    "addresses still hold mappings", where="vmm free", got=f"{space.places} mapped",
+                    mend="unmap them first",
+                )  # fmt: skip
+            self._spaces.pop(reservation.serial)
+            self._reserved -= reservation.nbytes
+
+    def _space(self, reservation: Reservation) -> _Space:
+        found = self._spaces.get(reservation.serial)
+        if found is None:
+            raise UsageError(
+                "no such reservation", where="vmm", got=f"number {reservation.serial}",
+                expected="one of this driver that was not freed",
+            )  # fmt: skip
+        return found
+
+    def check_space(self, reservation: Reservation) -> None:
+        """Raise UsageError unless ``reservation`` is alive here."""
+        with self._lock:
+            self._space(reservation)
+
+    # -- chunks --------------------------------------------------------------------------------------------------
+
+    def add_chunks(self, nbytes: int, handles: Sequence[int]) -> list[Chunk]:
+        """Enter one chunk of ``nbytes`` a handle."""
+        with self._lock:
+            made = []
+            for handle in handles:
+                slot = self._free.pop() if self._free else self._new_slot()
+                chunk = Chunk(next(_serials), slot, nbytes, handle)
+                self._table[:, slot] = chunk.serial, nbytes, handle
+                self._chunks[chunk.serial] = chunk
+                made.append(chunk)
+            self._chunk_bytes += nbytes * len(made)
+            return made
+
+    def _new_slot(self) -> int:
+        if self._used == len(self._maps):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+            self._maps = np.concatenate([self._maps, np.zeros_like(self._maps)])
+        self._used += 1
+        return self._used - 1
+
+    def _slots(self, chunks: Sequence[Chunk]) -> Ints:
+        """Return the slots of live chunks. Raises UsageError for one that is not."""
+        count = len(chunks)
+        slots = np.fromiter(map(_SLOT, chunks), np.int64, count)
+        serials = np.fromiter(map(_SERIAL, chunks), np.int64, count)
+        inside = slots < len(self._maps)
+        good = inside & (self._table[0, np.where(inside, slots, 0)] == serials)
+        if not good.all():
+            at = int(np.argmin(good))
+            raise UsageError(
+                "no such chunk", where="vmm", got=f"number {chunks[at].serial}, place {at} of the call",
+                expected="one of this driver that was not released",
+            )  # fmt: skip
+        return slots
+
+    def drop_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Strike chunks out, before they go. Raises UsageError, with all of them still here, if one may not."""
+        with self._lock:
+            slots = self._slots(chunks)
+            ordered = np.sort(slots)
+            if (ordered[1:] == ordered[:-1]).any():
+                raise UsageError("a chunk is released twice in one call", where="vmm release", got=len(chunks))
+            mapped = self._maps[slots] > 0
+            if mapped.any():
+                chunk = chunks[int(np.argmax(mapped))]
+                raise UsageError(
+                    "the chunk is still mapped", where="vmm release", got=f"{self._maps[chunk.slot]} times",
+                    mend="unmap it first",
+                )  # fmt: skip
+            for chunk in chunks:
+                self._strike(chunk)
+
+    def _strike(self, chunk: Chunk) -> None:
+        self._table[0, chunk.slot] = 0
+        self._free.append(chunk.slot)
+        self._chunks.pop(chunk.serial)
+        self._chunk_bytes -= chunk.nbytes
+
+    def restore_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Enter again, as they were, chunks that :meth:`drop_chunks` struck out and that did not go after all."""
+        with self._lock:
+            for chunk in chunks:
+                self._free.remove(chunk.slot)
+                self._table[0, chunk.slot] = chunk.serial
+                self._chunks[chunk.serial] = chunk
+                self._chunk_bytes += chunk.nbytes
+
+    def mapped_count(self, chunk: Chunk) -> int:
+        """Return at how many places a live chunk is mapped."""
+        with self._lock:
+            return int(self._maps[self._slots([chunk])[0]])
+
+    # -- mappings ------------------------------------------------------------------------------------------------
+
+    def claim_map(self, reservation: Reservation, offsets: Sequence[int] | Ints, chunks: Sequence[Chunk]) -> Claim:
+        """Claim the places where ``chunks`` are to be mapped. Raises UsageError when one is taken or does not exist."""
+        if len(offsets) != len(chunks):
+            raise UsageError("offsets and chunks differ", where="vmm map", got=f"{len(offsets)} and {len(chunks)}")
+        self.check_count(len(chunks), "map")
+        if len(chunks) == 1:
+            return self._claim_one(reservation, int(offsets[0]), chunks[0])
+        at = np.asarray(offsets, np.int64)
+        with self._lock:
+            slots = self._slots(chunks)
+            nbytes, handles = self._table[1, slots], self._table[2, slots]
+            space, low, count = self._place(reservation, at, nbytes, "map")
+            flat = _flat(low, count)
+            taken = space.state[flat] != FREE
+            if taken.any() or _overlapping(low, count):
+                self._refuse(space, low, count, "something is mapped there already", "map", FREE)
+            before = space.state[flat].copy()
+            space.state[flat] = CHANGING
+            np.add.at(self._maps, slots, 1)
+            space.places += len(chunks)
+        return Claim(space, at + reservation.address, nbytes, handles, low, count, slots, before)
+
+    def _claim_one(self, reservation: Reservation, offset: int, chunk: Chunk) -> Claim:
+        nbytes = chunk.nbytes
+        with self._lock:
+            space, low, count = self._place_one(reservation, offset, nbytes, "map")
+            if chunk.serial not in self._chunks:
+                self._slots([chunk])
+            before = space.states[low : low + count].tobytes()
+            if any(before):
+                one = np.array((low, count), np.int64)
+                self._refuse(space, one[:1], one[1:], "something is mapped there already", "map", FREE)
+            space.state[low : low + count] = CHANGING
+            self._maps[chunk.slot] += 1
+            space.places += 1
+        return _claim(space, reservation.address + offset, nbytes, chunk.handle, low, count, chunk.slot, before)
+
+    def commit_map(self, claim: Claim) -> None:
+        """The claimed places are mapped."""
+        with self._lock:
+            flat = _flat(claim.low, claim.count)
+            owner = claim.slots + 1
+            claim.space.owner[flat] = np.repeat(owner, claim.count) if len(owner) > 1 else owner[0]
+            claim.space.state[flat] = MAPPED
+            claim.space.head[claim.low] = True
+            self._mappings += len(claim.low)
+
+    def abandon_map(self, claim: Claim) -> None:
+        """The claimed places are as they were: nothing is mapped there."""
+        with self._lock:
+            claim.space.state[_flat(claim.low, claim.count)] = FREE
+            np.subtract.at(self._maps, claim.slots, 1)
+            claim.space.places -= len(claim.low)
+
+    def claim_spans(self, reservation: Reservation, spans: Sequence[Span], what: str, *, unmap: bool) -> Claim:
+        """Claim ranges of whole mappings. Raises UsageError for one that is none, or given twice.
+
+        ``unmap``: they are kept from any other call until settled.
+        """
+        self.check_count(len(spans), what)
+        if len(spans) == 1:
+            return self._claim_span(reservation, *spans[0], what, unmap=unmap)
+        table = np.asarray(spans, np.int64).reshape(-1, 2)
+        at, nbytes = np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
+        with self._lock:
+            space, low, count = self._place(reservation, at, nbytes, what)
+            end = low + count
+            flat = _flat(low, count)
+            state = space.state[flat].copy()
+            if ((state != MAPPED) & (state != ACCESSIBLE)).any() or _overlapping(low, count):
+                self._refuse(space, low, count, "not everything there is mapped, or it is in other hands", what, MAPPED)
+            inner = end[end < len(space.head)]
+            if not space.head[low].all() or ((space.owner[inner] != 0) & ~space.head[inner]).any():
+                raise UsageError(
+                    "the range cuts a mapping", where=f"vmm {what}", got=f"{len(spans)} ranges",
+                    expected="ranges of whole mappings",
+                )  # fmt: skip
+            if unmap:
+                space.state[flat] = CHANGING
+        none = np.empty(0, np.int64)
+        return Claim(space, at + reservation.address, nbytes, none, low, count, none, state)
+
+    def _claim_span(self, reservation: Reservation, offset: int, nbytes: int, what: str, *, unmap: bool) -> Claim:
+        with self._lock:
+            space, low, count = self._place_one(reservation, offset, nbytes, what)
+            high = low + count
+            before = space.states[low:high].tobytes()
+            if before.count(MAPPED) + before.count(ACCESSIBLE) != count:
+                one = np.array((low, count), np.int64)
+                why = "not everything there is mapped, or it is in other hands"
+                self._refuse(space, one[:1], one[1:], why, what, MAPPED)
+            if not space.head[low] or (high < len(space.head) and space.owner[high] and not space.head[high]):
+                raise UsageError(
+                    "the range cuts a mapping", where=f"vmm {what}", got=f"bytes {offset} to {offset + nbytes}",
+                    expected="a range of whole mappings",
+                )  # fmt: skip
+            if unmap:
+                space.state[low:high] = CHANGING
+        return _claim(space, reservation.address + offset, nbytes, 0, low, count, 0, before)
+
+    def commit_access(self, claim: Claim) -> None:
+        """The ranges are accessible."""
+        with self._lock:
+            claim.space.state[_flat(claim.low, claim.count)] = ACCESSIBLE
+
+    def without_access(self, claim: Claim) -> list[Span]:
+        """Return (address, nbytes) of the runs in the ranges that had no access when they were claimed."""
+        found: list[Span] = []
+        for k, address in enumerate(claim.address.tolist()):
+            closed = np.flatnonzero(claim.part(k, k + 1).before == MAPPED)
+            for run in np.split(closed, np.flatnonzero(np.diff(closed) > 1) + 1) if len(closed) else ():
+                found.append((address + int(run[0]) * self.granularity, len(run) * self.granularity))
+        return found
+
+    def commit_unmap(self, claim: Claim) -> None:
+        """Nothing is mapped in the ranges any more."""
+        with self._lock:
+            flat, space = _flat(claim.low, claim.count), claim.space
+            heads = space.owner[flat][space.head[flat]] - 1
+            np.subtract.at(self._maps, heads, 1)
+            self._mappings -= len(heads)
+            space.places -= len(heads)
+            space.owner[flat] = 0
+            space.head[flat] = False
+            space.state[flat] = FREE
+
+    def restore_unmap(self, claim: Claim) -> None:
+        """The ranges are mapped still, with the access they had."""
+        with self._lock:
+            claim.space.state[_flat(claim.low, claim.count)] = claim.before
+
+    def mappings(self, claim: Claim) -> list[Span]:
+        """Return (offset, nbytes) of every mapping in the claimed ranges, in order."""
+        found: list[Span] = []
+        with self._lock:
+            for low, count in zip(claim.low.tolist(), claim.count.tolist(), strict=True):
+                heads = [*(np.flatnonzero(claim.space.head[low : low + count]) + low).tolist(), low + count]
+                found.extend((a * self.granularity, (b - a) * self.granularity) for a, b in itertools.pairwise(heads))
+        return found
+
+    def _place_one(self, reservation: Reservation, at: int, nbytes: int, what: str) -> tuple[_Space, int, int]:
+        """Do for one range what :meth:`_place` does for many, in Python's own integers."""
+        space, grain = self._space(reservation), self.granularity
+        if at % grain or nbytes % grain or at < 0 or nbytes < 1 or at + nbytes > reservation.nbytes:
+            self._place(reservation, np.array([at], np.int64), np.array([nbytes], np.int64), what)
+        return space, at // grain, nbytes // grain
+
+    def _place(self, reservation: Reservation, at: Ints, nbytes: Ints, what: str) -> tuple[_Space, Ints, Ints]:
+        space = self._space(reservation)
+        for name, values in (("offset", at), ("size", nbytes)):
+            off = (values % self.granularity != 0) | (values < (0 if name == "offset" else 1))
+            if off.any():
+                raise UsageError(
+                    f"{name} off the granularity", where=f"vmm {what}", got=f"{int(values[off][0])} bytes",
+                    expected=f"a {'' if name == 'offset' else 'positive '}multiple of {self.granularity} bytes",
+                )  # fmt: skip
+        beyond = at + nbytes > reservation.nbytes
+        if beyond.any():
+            k = int(np.argmax(beyond))
+            raise UsageError(
+                "beyond the reservation", where=f"vmm {what}", got=f"bytes {at[k]} to {at[k] + nbytes[k]}",
+                expected=f"at most {reservation.nbytes}",
+            )  # fmt: skip
+        return space, at // self.granularity, nbytes // self.granularity
+
+    def _refuse(self, space: _Space, low: Ints, count: Ints, why: str, what: str, wanted: int) -> NoReturn:
+        for k, (first, size) in enumerate(zip(low.tolist(), count.tolist(), strict=True)):
+            state = space.state[first : first + size]
+            bad = state != FREE if wanted == FREE else (state != MAPPED) & (state != ACCESSIBLE)
+            if bad.any():
+                place = (first + int(np.argmax(bad))) * self.granularity
+                raise UsageError(why, where=f"vmm {what}", got=f"offset {place}, place {k} of the call")
+        raise UsageError("places of one call overlap", where=f"vmm {what}", got=f"{len(low)} places")
+
+    # -- what is alive -------------------------------------------------------------------------------------------
+
+    def counters(self, fds: int) -> Counters:
+        """Return what is alive, with ``fds`` descriptors of the driver."""
+        with self._lock:
+            return Counters(
+                len(self._spaces), self._reserved, len(self._chunks), self._chunk_bytes, self._mappings, fds, self.lost
+            )
+
+    def alive(self) -> tuple[list[Reservation], list[Chunk]]:
+        """Return every live reservation and chunk."""
+        with self._lock:
+            return [space.reservation for space in self._spaces.values()], list(self._chunks.values())
+
+    def mapped_spans(self, reservation: Reservation) -> list[Span]:
+        """Return (offset, nbytes) of every mapping of a reservation, in order."""
+        with self._lock:
+            space = self._space(reservation)
+            heads = np.flatnonzero(space.head)
+            found = []
+            for head, following in itertools.zip_longest(heads.tolist(), heads[1:].tolist(), fillvalue=len(space.head)):
+                run = space.owner[head:following] != 0
+                size = len(run) if run.all() else int(np.argmin(run))
+                found.append((head * self.granularity, size * self.granularity))
+            return found
+
+
+def _claim(
+    space: _Space, address: int, nbytes: int, handle: int, low: int, count: int, slot: int, before: bytes
+) -> Claim:
+    a, b, c, d, e, f = (np.array((value,), np.int64) for value in (address, nbytes, handle, low, count, slot))
+    return Claim(space, a, b, c, d, e, f, np.frombuffer(before, np.uint8))
+
+
+def _flat(low: Ints, count: Ints) -> Any:
+    """Return an index of every granule of the ranges: a slice for one range, else an array."""
+    if len(low) == 1:
+        return slice(int(low[0]), int(low[0] + count[0]))
+    if int(count.max()) == 1:
+        return low
+    before = np.cumsum(count) - count
+    return np.arange(int(count.sum())) + np.repeat(low - before, count)
+
+
+def _overlapping(low: Ints, count: Ints) -> bool:
+    if len(low) == 1:
+        return False
+    order = np.argsort(low, kind="stable")
+    return bool((low[order][1:] < (low + count)[order][:-1]).any())

@@ -1,0 +1,1 @@
+"""The mechanisms of the papers, one package a system; they know no clock, store or command line."""

@@ -1,0 +1,1 @@
+"""eLLM: activations and KV cache share one pool of physical chunks."""
