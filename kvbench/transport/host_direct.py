@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -10,7 +12,7 @@ from kvbench.errors import Unavailable
 from kvbench.memory import libc
 from kvbench.memory.file import ScratchFile
 from kvbench.transport.host_file import file_side, unknown, written_back
-from kvbench.transport.host_job import HostJob, HostTransport, Scalar
+from kvbench.transport.host_job import KEPT, HostJob, HostTransport, Scalar
 
 MS_SYNC = 4
 WAYS = ("memcpy none", "nt none")
@@ -58,23 +60,22 @@ def open_direct(job: HostJob) -> dict[str, HostTransport]:
         alone = np.array([0] + [1] * len(job.team), np.int64)
         row = call_row("msync", mapped.address, mapped.nbytes, MS_SYNC, returns=0)
         sync = IoCalls(np.array([row], np.int64), alone, job.team)
-    last = [0.0]
     notes: dict[str, Scalar] = {"file_system": side.file.file.system.kind}
     found = {}
     for name in WAYS:
         if name not in variants(rows):
             continue
-        work = FragmentCopy(name, rows, job.team)
+        work, taken = FragmentCopy(name, rows, job.team), deque[float](maxlen=KEPT)
 
-        def submit(reps: int, work: FragmentCopy = work) -> float:
+        def submit(reps: int, work: FragmentCopy = work, taken: deque[float] = taken) -> float:
             total = 0.0
             for _ in range(reps):
                 job.spoil()
                 mapped.forget()
                 side.file.forget()
                 before = side.file.count(None) if side.fetch else None
-                last[0] = work.run(1)
-                total += last[0] + (sync.run() if sync is not None else 0.0)
+                taken.append(work.run(1))
+                total += taken[-1] + (sync.run() if sync is not None else 0.0)
                 if before is not None:
                     side.file.count(before)
             return total
@@ -83,6 +84,6 @@ def open_direct(job: HostJob) -> dict[str, HostTransport]:
             "direct", f"mmap, {work.kernel}{'' if sync is None else ', msync'}", submit, len(rows),
             side.file.fetched if side.fetch else unknown,
             link_reason=(lambda: side.file.counter_reason) if side.fetch else written_back,
-            submitted=(lambda: last[0]) if sync is not None else unknown, detail=notes,
+            submitted=partial(tuple, taken) if sync is not None else tuple, detail=notes,
         )  # fmt: skip
     return found

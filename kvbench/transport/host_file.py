@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from kvbench.errors import Unavailable, UsageError
 from kvbench.memory import payload
 from kvbench.memory.file import FILE_UNIT, ScratchFile
 from kvbench.memory.readers import probe_counter, read_bytes
-from kvbench.transport.host_job import CHUNK, GUARD, Bytes, HostJob, HostTransport, MemoryEnd, Rows, Scalar
+from kvbench.transport.host_job import CHUNK, GUARD, KEPT, Bytes, HostJob, HostTransport, MemoryEnd, Rows, Scalar
 
 FALLBACK = "buffered_fallback"
 Values = int | list[int] | Rows
@@ -170,7 +172,7 @@ def through_file(
     """
     from kvbench.kernels.io_calls import IoCalls
 
-    side, last = file_side(job), [0.0]
+    side, taken = file_side(job), deque[float](maxlen=KEPT)
     file, fetch = side.file, side.fetch
     flags = [FALLBACK] if reason else []
     if not reason and file.file.direct.works is None:
@@ -188,8 +190,8 @@ def through_file(
             if reason:
                 file.forget()
                 before = file.count(None) if fetch else None
-            last[0] = run()
-            total += last[0] + (flush.run() if flush is not None else 0.0)
+            taken.append(run())
+            total += taken[-1] + (flush.run() if flush is not None else 0.0)
             if before is not None:
                 file.count(before)
         return total
@@ -201,7 +203,7 @@ def through_file(
         name, f"{call} {'buffered' if reason else 'O_DIRECT'}", submit, calls,
         job.total if not reason else file.fetched if fetch else unknown,
         link_reason=(lambda: file.counter_reason) if fetch else written_back,
-        submitted=(lambda: last[0]) if flush is not None else unknown, flags=tuple(flags), detail=notes,
+        submitted=partial(tuple, taken) if flush is not None else tuple, flags=tuple(flags), detail=notes,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ Scalar = str | int | float | bool | None
 
 GUARD = 4096  # bytes before and after a pool; a multiple of every alignment in use
 CHUNK = 8 << 20
+KEPT = 256  # latest passes whose time to submission is kept
 SPOILT = 64  # fragments whose edges are made wrong before each pass
 CANARY = 0xCA4A  # added to a payload's seed for what a target holds where nothing is moved
 
@@ -89,8 +90,8 @@ class HostTransport:
     """One way to do a job. ``submit(reps)`` makes ``reps`` passes and returns their seconds, first call to completion.
 
     ``calls`` a pass; ``link`` bytes a pass that crossed to the far tier, or a function that counted them (None:
-    unknown, ``link_reason`` says why). ``submitted``: seconds of the last pass until its last call had returned, None
-    where that is completion. ``flags`` and ``detail`` belong on the row.
+    unknown, ``link_reason`` says why). ``submitted``: seconds of the latest passes until their last call had returned,
+    none where that is completion. ``flags`` and ``detail`` belong on the row.
     """
 
     name: str
@@ -99,7 +100,7 @@ class HostTransport:
     calls: int
     link: int | Callable[[], int | None]
     link_reason: Callable[[], str] = str
-    submitted: Callable[[], float | None] = lambda: None
+    submitted: Callable[[], tuple[float, ...]] = tuple
     flags: tuple[str, ...] = ()
     detail: Mapping[str, Scalar] = field(default_factory=dict)
 

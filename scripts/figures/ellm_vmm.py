@@ -39,7 +39,7 @@ from .record import Figure, Scalar, judge
 GROUP = "ellm_vmm"
 HIGH = 1.05
 PAIRS = 40
-CASES = ((2 << 20, 32, False), (2 << 20, 32, True), (64 << 10, 256, False))  # chunk bytes, chunks, cold
+CASES = ((2 << 20, 64, False), (2 << 20, 64, True), (64 << 10, 1024, False))  # chunk bytes, chunks, cold
 MAPS = 64  # of 2 MiB, on a GPU
 FLAGS = ["-O2", "-shared", "-fPIC"]
 SOURCE = Path(__file__).with_suffix(".c")

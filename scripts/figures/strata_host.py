@@ -44,7 +44,7 @@ from .record import Figure, judge, lost
 if TYPE_CHECKING:
     from kvbench.memory.region import Pages
 
-GROUP = "strata_host"
+GROUP = "strata-host"
 MODEL, SEED = "Llama-3.1-8B", 5
 LEAST_COPY, LEAST_CHANGE, RESIDUAL, SUBMIT_S = 0.95, 0.90, 0.15, 20e-9
 C_PAGES = (32, 128)  # tokens: fragments of 64 and 256 KiB

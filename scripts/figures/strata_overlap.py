@@ -19,7 +19,7 @@ from kvbench.transport.gpu_pieces import scattered
 
 from .record import Figure, Scalar, judge, lost
 
-GROUP = "overlap"
+GROUP = "strata-overlap"
 RATIOS = (1, 4, 8, 16, 32, 64, 128, 256, 1024)
 LOW, HIGH = 0.9, 1.1
 MODEL, TOKENS, PAGE = "Llama-3.1-8B", 1024, 32

@@ -11,7 +11,7 @@ from kvbench import Case, Measure, axis, bench
     fragment=axis.bytes(smoke=["4KiB"], quick=["4KiB"], full="1KiB..256KiB", low="64", high="64MiB"),
     layers=axis.integer(smoke=["32"], quick=["32"], full=["32", "80"], low=2, high=1024),
     bytes=axis.bytes(smoke=["256MiB"], quick=["256MiB"], full=["1GiB"], low="1MiB", high="64GiB"),
-    threads=axis.threads(smoke=["all"], quick=["all"]),
+    threads=axis.threads(smoke=["all"], quick=["all"], full=["1", "all"]),
 )  # fmt: skip
 def stride_cost(case: Case, measure: Measure) -> None:
     """Bandwidth of reading KV layer by layer: strided in one mapping of all layers, or packed layer by layer.

@@ -48,7 +48,7 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
     direction=axis.choice("fetch", "evict", smoke=["fetch"], quick=["fetch"]),
     sweep=axis.choice("coarse", "fine", smoke=["coarse"], quick=["fine"], full=["fine"]),
     threads=axis.threads(smoke=["all"], quick=["all"], full=["all"]),
-    bytes=axis.bytes(smoke=["64MiB"], quick=["64MiB"], full=["512MiB"], low="64KiB", high="64GiB"),
+    bytes=axis.bytes(smoke=["64MiB"], quick=["128MiB"], full=["512MiB"], low="64KiB", high="64GiB"),
 )  # fmt: skip
 def page_law(case: Case, measure: Measure) -> None:
     """Pages of 1 to 512 tokens by one transport, layer first on both sides; c + S/B or max(c, S/B) over the sweep.

@@ -101,6 +101,7 @@ def by_host(case: Case, measure: Measure, chosen: Plan) -> None:
     """Measure a transport of the host."""
     from kvbench.measure import Reference
     from kvbench.systems.strata.ends import ceiling, ends, fastest
+    from kvbench.timing.gpu_rows import add_series
     from kvbench.transport.host_job import HostJob
     from kvbench.transport.host_open import open_host
 
@@ -147,9 +148,12 @@ def by_host(case: Case, measure: Measure, chosen: Plan) -> None:
                 measure.flag("link_unmeasured")
     submitted = way.submitted()
     measure.note("completion_s", row.seconds)
-    measure.note("submit", "calls return when the bytes have arrived" if submitted is None else "before completion")
-    if submitted is not None:
-        measure.extra("submit_time", submitted, unit="s", better="lower", n=1, kernel=way.kernel)
+    measure.note("submit", "before completion" if submitted else "calls return when the bytes have arrived")
+    if submitted:
+        add_series(
+            measure, "submit_time", submitted, unit="s", better="lower", kernel=way.kernel, status=row.status,
+            reason=row.reason,
+        )  # fmt: skip
 
 
 def by_gpu(case: Case, measure: Measure, chosen: Plan) -> None:

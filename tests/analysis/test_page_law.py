@@ -27,6 +27,7 @@ def test_an_additive_sweep_gives_back_its_law(seed: int) -> None:
     assert law.n_half is not None
     assert law.fragment_90 == pytest.approx(9 * law.n_half)
     assert law.page_90 is not None
+    assert law.fragment_90 is not None
     assert (law.page_90 - 1) * ITEM < law.fragment_90 <= law.page_90 * ITEM + 1
 
 

@@ -30,7 +30,7 @@ CONFIGS: dict[str, dict[str, int]] = {
     },
     "DeepSeek-V3": {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
 }  # fmt: skip
-# Bytes a token at 16 bits as published: DeepSeek-V3 70.272 KB, and 327.680 KB of a model of Llama-3-70B's shape (both in
+# Bytes a token at 16 bits as published: DeepSeek-V3 70.272 KB, 327.680 KB of a model of Llama-3-70B's shape (both in
 # "Insights into DeepSeek-V3", ISCA 2025, table 1); Llama-3.1-8B: 8192 tokens are 1 GiB (Strata, OSDI 2026, 3.1).
 TOKEN_BYTES = {
     "Llama-3.1-8B": 131072, "Llama-3-70B": 327680, "Qwen2.5-14B": 196608, "Mistral-24B": 163840, "Llama-2-7B": 524288,

@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from kvbench.errors import KvbenchError, Unavailable
 
+Offsets = npt.NDArray[np.int64]
 Span = tuple[int, int]  # (offset, nbytes) within a reservation
 
 
@@ -115,7 +119,7 @@ class Vmm(Protocol):
     def map(self, reservation: Reservation, offset: int, chunk: Chunk) -> None:
         """Map ``chunk`` at ``offset``; it stays inaccessible until :meth:`set_access`."""
 
-    def map_many(self, reservation: Reservation, offsets: Sequence[int], chunks: Sequence[Chunk]) -> None:
+    def map_many(self, reservation: Reservation, offsets: Sequence[int] | Offsets, chunks: Sequence[Chunk]) -> None:
         """Map ``chunks[i]`` at ``offsets[i]`` from a compiled loop. A failing k-th map undoes the first k."""
 
     def set_access(self, reservation: Reservation, offset: int, nbytes: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -30,8 +29,8 @@ class Way(Protocol):
 
     calls: str
 
-    def take(self) -> Sequence[int]:
-        """Return the addresses of the pieces; they may be touched."""
+    def take(self) -> Addresses:
+        """Return the addresses of the pieces (int64 [count]); they may be touched."""
 
     def give_back(self) -> None:
         """Give the pieces of the last :meth:`take` back."""
@@ -50,8 +49,8 @@ class Chunks:
         self._vmm, self._touch, self._cold = vmm, touch, cold
         self._bytes, self._count = chunk_bytes, count
         self._place = vmm.reserve(chunk_bytes * count)
-        self._offsets = list(range(0, self._place.nbytes, chunk_bytes))
-        self._addresses = [self._place.address + at for at in self._offsets]
+        self._offsets = chunk_bytes * np.arange(count, dtype=np.int64)
+        self._addresses = self._place.address + self._offsets
         self._chunks: list[Chunk] = []
         self.calls = "map_many + set_access"
         if cold:
@@ -62,7 +61,7 @@ class Chunks:
             touch.first(self._addresses, chunk_bytes)
             self.give_back()
 
-    def take(self) -> Sequence[int]:
+    def take(self) -> Addresses:
         if self._cold:
             self._chunks = self._vmm.create_many(self._bytes, self._count)
         self._vmm.map_many(self._place, self._offsets, self._chunks)
@@ -76,7 +75,7 @@ class Chunks:
             self._chunks = []
 
     def check(self) -> None:
-        check_mapped(self._vmm, self._touch, self._place, self._offsets, self._chunks)
+        check_mapped(self._vmm, self._touch, self._place, self._offsets.tolist(), self._chunks)
 
     def close(self) -> None:
         if self._chunks:
@@ -132,12 +131,11 @@ class Mmaps(_Pieces):
         self._advice = {"4k": libc.MADV_NOHUGEPAGE, "thp": libc.MADV_HUGEPAGE}.get(pages)
         self.calls = "mmap" if self._advice is None else "mmap + madvise"
 
-    def take(self) -> Sequence[int]:
+    def take(self) -> Addresses:
         self._run(_function("mmap"), self._table, errno=True, results=self._addresses)
         if self._advice is not None:
             self._run(_function("madvise"), rows(self._count, self._addresses, self._bytes, self._advice), errno=True)
-        found: list[int] = self._addresses.tolist()
-        return found
+        return self._addresses
 
     def give_back(self) -> None:
         self._run(_function("munmap"), rows(self._count, self._addresses, self._bytes), errno=True)
@@ -155,11 +153,10 @@ class Allocs(_Pieces):
     def _refused(self, failure: Failure) -> KvbenchError:
         return self._vmm.refused(self.calls, failure.index, failure.code, "choose smaller sizes or end other programs")
 
-    def take(self) -> Sequence[int]:
+    def take(self) -> Addresses:
         places = self._addresses.ctypes.data + 8 * np.arange(self._count, dtype=np.int64)
         self._run(self._driver.address("cuMemAlloc"), rows(self._count, places, self._bytes), errno=False)
-        found: list[int] = self._addresses.tolist()
-        return found
+        return self._addresses
 
     def give_back(self) -> None:
         self._run(self._driver.address("cuMemFree"), rows(self._count, self._addresses), errno=False)
@@ -182,13 +179,12 @@ class TorchCache(_Pieces):
         self._device = service.device
         self._held: list[Any] = []
 
-    def take(self) -> Sequence[int]:
+    def take(self) -> Addresses:
         where = f"cuda:{self._device.ordinal}"
         self._held = [self._torch.empty(self._bytes, dtype=self._torch.uint8, device=where) for _ in range(self._count)]
         self._addresses[:] = [tensor.data_ptr() for tensor in self._held]
         self._device.bind()
-        found: list[int] = self._addresses.tolist()
-        return found
+        return self._addresses
 
     def give_back(self) -> None:
         self._held.clear()

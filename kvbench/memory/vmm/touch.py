@@ -11,6 +11,7 @@ import numpy as np
 from kvbench.errors import VerifyError
 from kvbench.memory import libc
 from kvbench.memory.cuda.service import Service
+from kvbench.memory.vmm.book import Ints
 from kvbench.memory.vmm.cuda import CudaVmm
 from kvbench.memory.vmm.driver import Driver
 from kvbench.memory.vmm.host import can_touch
@@ -29,7 +30,7 @@ class Touch(Protocol):
     def reachable(self, address: int) -> bool:
         """Return whether the address can be used; never fails where it cannot."""
 
-    def first(self, addresses: Sequence[int], nbytes: int) -> None:
+    def first(self, addresses: Sequence[int] | Ints, nbytes: int) -> None:
         """Touch ``nbytes`` at each address for the first time; return when it is done."""
 
 
@@ -48,7 +49,7 @@ class HostTouch:
     def reachable(self, address: int) -> bool:
         return can_touch(address)
 
-    def first(self, addresses: Sequence[int], nbytes: int) -> None:
+    def first(self, addresses: Sequence[int] | Ints, nbytes: int) -> None:
         from kvbench.kernels.call_loop import touch_many
 
         table = np.asarray(addresses, np.int64)
@@ -71,8 +72,8 @@ class CudaTouch:
     def reachable(self, address: int) -> bool:
         return self._vmm.is_mapped(address) is not False
 
-    def first(self, addresses: Sequence[int], nbytes: int) -> None:
-        for address in addresses:
+    def first(self, addresses: Sequence[int] | Ints, nbytes: int) -> None:
+        for address in np.asarray(addresses, np.int64).tolist():
             self._service.stream.set_bytes(address, 1, 1)
         self._service.stream.synchronize()
 

@@ -23,7 +23,7 @@ from kvbench.memory.vmm.cuda import CudaVmm
 from kvbench.memory.vmm.driver import Driver
 from kvbench.memory.vmm.host import HostVmm
 from kvbench.memory.vmm.protocol import Chunk
-from kvbench.memory.vmm.remap import Allocs, Chunks, Mmaps, Remap
+from kvbench.memory.vmm.remap import Addresses, Allocs, Chunks, Mmaps, Remap
 from kvbench.memory.vmm.touch import CudaTouch, HostTouch, Touch
 from tests import fake_cuda
 
@@ -204,11 +204,11 @@ def test_pieces_that_overlap_leave_no_number() -> None:
         work.run(1)
         right = way.take
 
-        def same() -> Sequence[int]:
+        def same() -> Addresses:
             right()
             libc.munmap(int(way._addresses[1]), GRAIN)
             way._addresses[1] = way._addresses[0]
-            return list(map(int, way._addresses))
+            return way._addresses
 
         way.take = same  # type: ignore[method-assign]
         with pytest.raises(VerifyError, match="overlap"):

@@ -68,6 +68,25 @@ def test_activations_best_fit_and_coalesce(rig: HostRig) -> None:
             pool.close_act(slot)
 
 
+@pytest.mark.parametrize("driver", [host_rig, fake_rig])
+def test_memory_comes_and_goes_in_several_ranges(driver: type) -> None:
+    with driver() as rig, pool_of(rig, Sizes(CHUNK, 4, 6, 4, 16 * CHUNK, 48 * CHUNK)) as pool:
+        a, b, c = (pool.open_act(2 * CHUNK) for _ in range(3))
+        pool.close_act(a)
+        pool.close_act(c)
+        kv = pool.open_kv(8 * CHUNK)
+        assert (pool.tally.unmap_calls, pool.tally.unmapped) == (2, 4)
+        pool.close_act(b)
+        pool.close_kv(kv)
+        calls = pool.tally.access_calls
+        whole = pool.open_act(6 * CHUNK)  # pages 2 and 3 are mapped still
+        assert pool.tally.access_calls == calls + 2
+        for page in range(6):
+            rig.write(pool.address(whole) + page * CHUNK, page + 1)
+        assert [rig.read(pool.address(whole) + page * CHUNK) for page in range(6)] == [1, 2, 3, 4, 5, 6]
+        pool.close_act(whole)
+
+
 def test_inflation_takes_idle_activations_and_copies_nothing(rig: HostRig) -> None:
     touch = HostTouch()
     with pool_of(rig) as pool:
