@@ -230,7 +230,7 @@ def _monotone(rows: Points, axis: str, times: float, slack: float, *, up: bool) 
 
 
 def climbs(rows: Points, *, axis: str, by: float, slack: float = SLACK) -> Finding:
-    """`it`, a share, never falls along ``axis`` by more than ``slack`` and ends at least ``by`` higher (both absolute)."""
+    """`it`, a share, never falls along ``axis`` by more than ``slack`` and ends ``by`` higher (both absolute)."""
     along = rows.along("it", axis)
     values = [point.value for _, point in along]
     unit = _same_unit([point for _, point in along])

@@ -139,6 +139,10 @@ class _Table:
             raise UsageError("not what this key holds", where=f"{self.where} {key}", got=str(value))
         return value
 
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text on one line, however the file breaks it."""
+        return " ".join(str(self.take(key, str, default)).split())
+
     def word(self, key: str, legal: Sequence[str], default: str | None = None) -> Any:
         value = self.take(key, str, default)
         if value not in legal:
@@ -173,8 +177,8 @@ def _claim(table: _Table, system: str) -> Claim:
         forms=tuple(_form(each, kind) for each in table.tables("form")), tolerance=table.number("tolerance"),
         neutral=table.number("neutral"), side=table.word("side", ("", *get_args(Side)), "") or None,
         verified=table.take("verified", bool, True),
-        contradiction=table.take("contradiction", str, ""),
-        **{key: table.take(key, str) for key in
+        contradiction=table.text("contradiction", ""),
+        **{key: table.text(key) for key in
            ("statement", "section", "hardware", "baseline", "conditions", "misquoted")},
     )  # fmt: skip
     table.done()
@@ -214,7 +218,7 @@ def _form(table: _Table, kind: Kind) -> Form:
             raise table.fail(str(error)) from None
     found = Form(
         on=table.word("on", get_args(On)), needs=tuple(needs), cases=tuple(map(_cases, table.tables("case"))),
-        rule=table.take("rule", str, ""), args=table.table("args"), planned=table.take("planned", str, ""),
+        rule=table.take("rule", str, ""), args=table.table("args"), planned=table.text("planned", ""),
     )  # fmt: skip
     table.done()
     if bool(found.planned) == bool(found.cases):

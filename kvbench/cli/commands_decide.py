@@ -47,7 +47,7 @@ def compare(
     if len(selectors) < 2:
         raise UsageError("nothing to compare with", where="kvbench compare", got=" ".join(selectors), expected="A B")
     sides = [side(selector, db) for selector in selectors]
-    _check_distinct(sides)
+    check_distinct(sides)
     found = hold(sides)
     curves = [(other.index, shapes(sides[0], sides[other.index])) for other in found.against]
     code = EXIT_OK if found.matched else EXIT_NO_DATA
@@ -76,7 +76,8 @@ def side(selector: str, db: str | None) -> Side:
     return Side(selector, runs)
 
 
-def _check_distinct(sides: Sequence[Side]) -> None:
+def check_distinct(sides: Sequence[Side]) -> None:
+    """Raise UsageError when two sides share a run: it would be compared with itself."""
     seen: dict[str, int] = {}
     for index, each in enumerate(sides):
         for run in each.runs:

@@ -15,12 +15,15 @@ from kvbench.errors import EXIT_NO_DATA, EXIT_OK, UsageError, printable
 
 if TYPE_CHECKING:
     from kvbench.contract.result import Result
+    from kvbench.machine.fingerprint import Fingerprint
+    from kvbench.store.importers import Foreign
 
 RUNS_SCHEMA = "kvbench.runs/1"
 IMPORT_SCHEMA = "kvbench.import/1"
 EXPORT_SCHEMA = "kvbench.export/1"
 DB_SCHEMA = "kvbench.db/1"
 MAX_LISTED = 1_000_000
+NO_BUNDLE = "this is not a kvbench bundle"
 
 Selector = Annotated[
     str, typer.Argument(metavar="SELECTOR", help="Run or group UUID (prefix), label, bundle file, latest or latest~N.")
@@ -79,7 +82,8 @@ def runs(
             return
         lines = [
             (
-                run.info.uuid[:8], run.info.group[:8], run.info.label or "", run.info.started_at[:19] + "Z",
+                run.info.uuid[:8], run.info.group[:8], run.info.label or "",
+                "not told" if "time_unknown" in run.info.flags else run.info.started_at[:19] + "Z",
                 run.info.hw_class, run.info.profile, f"{run.done}/{len(run.info.plan)}",
                 run.info.status + (f", last commit {ages[run.info.uuid]:.0f} s ago" if run.info.uuid in ages else ""),
             ) for run in found
@@ -123,13 +127,16 @@ def export(
     selector: Selector,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; never overwritten without --force.")],
     format: Annotated[
-        str | None, typer.Option("--format", help="bundle, json, csv or parquet; default: by the file's suffix.")
+        str | None,
+        typer.Option(
+            "--format", help="bundle, json, csv, parquet, markdown or openmetrics; default: by the file's suffix."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Write runs to a file: a bundle travels and imports without loss; csv, json and parquet are for other tools."""
+    """Write runs to a file: a bundle travels and imports without loss; the other formats are for people and tools."""
     from kvbench.store import export as export_rows
 
     with reading(db) as store:
@@ -142,38 +149,91 @@ def export(
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Bundles that run --bundle or export wrote.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Bundles, or what another tool wrote, told by its content.")
+    ],
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TOOL",
+            help="The tool that wrote FILE: nvbandwidth, nvbench, google-benchmark, pytest-benchmark, stream or mlc.",
+        ),
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="It was measured on this machine: the run gets its hardware class.")
+    ] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Merge bundles into the database; importing one twice changes nothing.
+    """Merge bundles and results of other tools into the database; importing one twice changes nothing.
 
-    A file with a bad line changes nothing either. Of one that was cut off what is whole comes in, and a line says so.
+    A file with a bad line changes nothing either. Of a bundle that was cut off what is whole comes in, and a line says
+    so; a file of another tool becomes a run of its own under suite `imported`, whole or not at all.
     """
-    from kvbench.store import check_bundle, import_bundle, open_store
+    from kvbench.store import import_bundle, open_store
+    from kvbench.store.importers import admit
 
-    for file in files:
-        check_bundle(file)  # before the database: a file that is refused leaves no empty one behind
+    machine = _this_machine() if here else None
+    # all files before the database: one that is refused leaves no empty database behind
+    read = [(file, _read_import(file, from_, machine)) for file in files]
     done = []
     with open_store(db) as store:
         store.check_writable()
-        for file in files:
-            counts = import_bundle(store, file)
-            done.append((file, counts))
+        for file, foreign in read:
+            if foreign is None:
+                counts = import_bundle(store, file)
+            else:
+                counts = admit(store, foreign, here=machine)
+                said = "" if from_ else ", recognised by its content"
+                run = foreign.run
+                say(f"{printable(str(file))}: {foreign.tool} output{said}; run {run.uuid[:8]} {run.status}")
+            done.append((file, foreign, counts))
             say(
                 f"{printable(str(file))}: {counts.runs_new} new runs, {counts.runs_known} known; "
                 f"{counts.rows_new} new rows, {counts.rows_known} known"
             )
-            for notice in counts.notices:
-                say(f"kvbench: {notice}")
+            for notice in (*(foreign.notices if foreign is not None else ()), *counts.notices):
+                say(f"kvbench: {printable(notice, 400)}")
     if json:
         document = [
-            {"path": str(file), "runs_new": c.runs_new, "runs_known": c.runs_known, "rows_new": c.rows_new,
-             "rows_known": c.rows_known, "notices": list(c.notices)} for file, c in done
+            {"path": str(file), "from": "bundle" if f is None else f.tool, "run": None if f is None else f.run.uuid,
+             "runs_new": c.runs_new, "runs_known": c.runs_known, "rows_new": c.rows_new, "rows_known": c.rows_known,
+             "notices": [*(f.notices if f is not None else ()), *c.notices]} for file, f, c in done
         ]  # fmt: skip
         emit_json({"schema": IMPORT_SCHEMA, "files": document})
     else:
         emit(f"imported {len(done)} file{'s' if len(done) != 1 else ''} into {store.describe()}")
+
+
+def _this_machine() -> Fingerprint:
+    from kvbench.machine.fingerprint import fingerprint
+
+    return fingerprint()
+
+
+def _read_import(file: Path, tool: str | None, machine: Fingerprint | None) -> Foreign | None:
+    """Return what a file of another tool holds, None for a bundle that was read through. Raises UsageError."""
+    from kvbench.store import check_bundle
+    from kvbench.store.importers import TOOLS, read_foreign, recognise
+
+    if tool is not None or recognise(file) is not None:
+        return read_foreign(file, tool, here=machine)
+    try:
+        check_bundle(file)
+    except UsageError as error:
+        if error.mend or error.what != NO_BUNDLE:
+            raise
+        raise UsageError(
+            error.what, where=error.where, expected=error.expected,
+            mend=f"say which tool wrote it with --from: {' '.join(TOOLS)}",
+        ) from None  # fmt: skip
+    if machine is not None:
+        raise UsageError(
+            "a bundle says itself where it was measured", where=str(file), got="--here",
+            mend="--here is for the output of other tools; nothing was imported",
+        )  # fmt: skip
+    return None
 
 
 def db(

@@ -11,9 +11,11 @@ import typer
 from kvbench import __version__
 from kvbench.cli import (
     commands_calibrate,
+    commands_claims,
     commands_decide,
     commands_gate,
     commands_history,
+    commands_report,
     commands_run,
     commands_store,
 )
@@ -31,6 +33,8 @@ commands_decide.register(app)
 commands_gate.register(app)
 commands_calibrate.register(app)
 commands_history.register(app)
+commands_claims.register(app)
+commands_report.register(app)
 
 # typer raises click's usage errors but has moved click inside itself; its own BadParameter leads to the base class.
 _CLICK_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

@@ -20,14 +20,19 @@ def reading(db: str | None) -> Store:
     return open_store(db, create=False, readonly=True)
 
 
+def is_bundle(selector: str) -> bool:
+    """Return whether ``selector`` is read as a bundle file; by its name, also one that read_bundle will miss."""
+    with contextlib.suppress(OSError, ValueError):  # a name no file system takes is no bundle
+        if Path(selector).is_file():
+            return True
+    return selector.endswith((".jsonl", ".jsonl.gz"))
+
+
 def load_runs(selector: str, db: str | None) -> Sequence[LoadedRun]:
     """Return what ``selector`` names; a bundle file needs no database."""
     from kvbench.store import LoadedRun, read_bundle
 
-    is_bundle = False
-    with contextlib.suppress(OSError, ValueError):  # a name no file system takes is no bundle
-        is_bundle = Path(selector).is_file()
-    if is_bundle or selector.endswith((".jsonl", ".jsonl.gz")):  # read_bundle says that it is not there
+    if is_bundle(selector):
         found = read_bundle(selector)
         for notice in found.notices:
             say(f"kvbench: {notice}")

@@ -25,7 +25,7 @@ from kvbench.kernels.jit import kernel, part
 
 CLOCK, CLOCK_ID, YIELD, FIRST_SPEC, SECOND_SPEC, BELL, ABORT = 0, 8, 16, 64, 128, 192, 256  # byte offsets
 WORDS = 48
-SPINS = 2000  # as in kernels.sync: then yield, for machines with fewer CPUs than threads
+PATIENCE = 5_000_000  # ns of spinning; then yield in between, for machines with fewer CPUs than threads
 FOREVER = (1 << 63) - 1
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -52,33 +52,33 @@ def now_ns(block: int, spec: int) -> int:
 
 @kernel("int64(int64, int64, int64)")
 def hold(block: int, deadline: int, seen: int) -> int:
-    """Return the time once it is ``deadline`` or the bell is no longer ``seen``. For the first thread."""
-    spins = 0
-    while True:
-        now = now_ns(block, FIRST_SPEC)
-        if now >= deadline or atomic_load(block + BELL) != seen or atomic_load(block + ABORT) != 0:
-            return now
+    """Return the time once it is ``deadline``, the bell is no longer ``seen`` (negative: whatever it is), or aborted.
+
+    For the first thread.
+    """
+    begin = now = now_ns(block, FIRST_SPEC)
+    while now < deadline and (seen < 0 or atomic_load(block + BELL) == seen) and atomic_load(block + ABORT) == 0:
         pause()
-        spins += 1
-        if spins > SPINS and deadline - now > 200_000:
+        if now - begin > PATIENCE:
             call_yield(word_load(block + YIELD))
+        now = now_ns(block, FIRST_SPEC)
+    return now
 
 
 @kernel("int64(int64, int64, int64)")
 def await_word(block: int, word: int, most: int) -> int:
-    """Return the time once the word at address ``word`` is not 0; -1 when aborted or after ``most`` ns. Second thread."""
-    begin = now_ns(block, SECOND_SPEC)
-    spins = 0
+    """Return the time once the word at address ``word`` is not 0; -1 when aborted or after ``most`` ns.
+
+    For the second thread.
+    """
+    begin = now = now_ns(block, SECOND_SPEC)
     while atomic_load(word) == 0:
-        if atomic_load(block + ABORT) != 0:
+        if atomic_load(block + ABORT) != 0 or now - begin > most:
             return -1
         pause()
-        spins += 1
-        if spins > SPINS:
-            spins = 0
+        if now - begin > PATIENCE:
             call_yield(word_load(block + YIELD))
-            if now_ns(block, SECOND_SPEC) - begin > most:
-                return -1
+        now = now_ns(block, SECOND_SPEC)
     return now_ns(block, SECOND_SPEC)
 
 

@@ -178,14 +178,15 @@ def _curves(
     y: Spec = {"field": "y", "type": "quantitative", "scale": scale}
     y["axis"] = {"title": unit_title(first.metric, first.unit), **y_axis}
     body: Spec = {
-        "width": WIDTH, "height": 300, "data": {"values": data}, "encoding": common,
-        "layer": [*_marks(y, "y"), *_fit_layer(fitted, y)],
+        "width": WIDTH, "height": 280, "data": {"values": data}, "encoding": common,
+        "layer": [*_marks(y, "y", ("series", list(labels))), *_fit_layer(fitted, y)],
     }  # fmt: skip
     return _figure(rows, title, fixed, body, (*fits, *notes), axis)
 
 
-def _marks(value: Spec, channel: str) -> list[Spec]:
-    """Return ceiling, interval and value marks; ``channel`` is the one the value lies on."""
+def _marks(value: Spec, channel: str, colour: tuple[str, list[str]]) -> list[Spec]:
+    """Return ceiling, interval and value marks; ``channel`` is the one the value lies on, ``colour`` the field that
+    tells colours apart and its values."""
     lines = channel == "y"
     ceiling: Spec = (
         {"mark": {"type": "line", "strokeDash": [2, 3], "strokeWidth": 1, "opacity": 0.75, "aria": False}}
@@ -204,20 +205,17 @@ def _marks(value: Spec, channel: str) -> list[Spec]:
     ]
     if lines:
         found.append({"mark": {"type": "line", "strokeWidth": 2, "aria": False}, "encoding": {channel: value}})
+    field, names = colour
+    own: Spec = {"field": field, "type": "nominal", "legend": None, "scale": {"domain": names, "range": list(SERIES)}}
     points: Spec = {
         "mark": {"type": "point", "filled": True, "opacity": 1, "size": 45, "strokeWidth": 1.8},
         "encoding": {
-            channel: value, "description": {"field": "tip"},
+            channel: value, "description": {"field": "tip"}, "stroke": own,
             # a disturbed value is hollow
-            "fill": {"condition": {"test": "datum.state == 'marked'", "value": LIGHT["paper"]}, **_colour_of(lines)},
-            "stroke": _colour_of(lines),
+            "fill": {"condition": {"test": "datum.state == 'marked'", "value": LIGHT["paper"]}, **own},
         },
     }  # fmt: skip
     return [*found, points]
-
-
-def _colour_of(lines: bool) -> Spec:
-    return {"field": "series", "type": "nominal", "legend": None} if lines else {"field": "side", "type": "nominal", "legend": None}
 
 
 def _dots(rows: Sequence[Pooled], sides: Sequence[str], title: str, notes: tuple[str, ...]) -> Figure:
@@ -240,8 +238,8 @@ def _dots(rows: Sequence[Pooled], sides: Sequence[str], title: str, notes: tuple
     if len(sides) > 1:
         common["yOffset"] = {"field": "side", "scale": {"domain": shown}}
     body: Spec = {
-        "width": WIDTH - 120, "height": {"step": 18 if len(sides) == 1 else 11 * len(sides)},
-        "data": {"values": data}, "encoding": common, "layer": _marks(x, "x"),
+        "width": WIDTH - 100, "height": {"step": 18 if len(sides) == 1 else 11 * len(sides)},
+        "data": {"values": data}, "encoding": common, "layer": _marks(x, "x", ("side", shown)),
     }  # fmt: skip
     return _figure(rows, title, fixed, body, notes, None)
 
@@ -260,6 +258,7 @@ def _fits(
     from kvbench.analysis.fits import fit
 
     notes: list[str] = []
+    without: list[str] = []
     points: list[dict[str, Any]] = []
     if rows[0].row.unit != "B/s" or axis not in BYTE_AXES:
         return notes, points
@@ -270,14 +269,18 @@ def _fits(
             if len(known) < MIN_FIT_POINTS:
                 continue
             label = _label(mine[id(curve.rows[0])], axis, varying, sides)
-            notes.append(printable(f"{label}: {describe_fit(known)}", 400))
             best = fit([n for n, _ in known], [t for _, t in known]).best
-            if best.fits:
+            if not best.fits:
+                without.append(label)
+            else:
+                notes.append(printable(f"fit, dashed: {label}: {describe_fit(known)}", 400))
                 points += [
                     {"x": size_of(row, axis), "y": n / seconds, "series": label}
                     for row, (n, _) in zip(curve.rows, known, strict=False)
                     if len(known) == len(curve.rows) and (seconds := best.predict(n))
                 ]
+    if without:
+        notes.append(f"no law t = alpha + n/beta or max(alpha, n/beta) fits {', '.join(without)}: kvbench show says why")
     return notes, points
 
 

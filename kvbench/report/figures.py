@@ -19,12 +19,13 @@ from kvbench.units import format_value
 Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
-WIDTH = 620
+WIDTH = 490  # two figures stand side by side in the page
 MOST_SERIES = 8
+PADDING = {"left": 26, "top": 8, "right": 26, "bottom": 8}  # a viewer's font may be wider than the one measured with
 SERIES = ("#1b62a5", "#c2500f", "#23803f", "#7d4aa8", "#a3740b", "#b02a5b", "#13838f", "#6b5b4e")
 LIGHT = {
     "ink": "#1c2126", "soft": "#5b646e", "grid": "#e2e5e9", "paper": "#fefefe", "good": "#1d7a46", "bad": "#bb3a1d",
-    "same": "#7b858f", "unsure": "#b9c0c7", "gauge": "#eceff2",
+    "same": "#7b858f", "unsure": "#b9c0c7", "taint": "#d3a94b", "gauge": "#eceff2",
 }  # fmt: skip
 DOT = " \N{MIDDLE DOT} "  # between the parts of a description; the page breaks the line there
 
@@ -70,7 +71,7 @@ def framed(title: str, subtitle: str, body: Spec) -> Spec:
     heading: Spec = {"text": printable(title, 160)}
     if subtitle:
         heading["subtitle"] = printable(subtitle, 200)
-    return {"$schema": SCHEMA, "title": heading, "config": config(), "padding": 8, **body}
+    return {"$schema": SCHEMA, "title": heading, "config": config(), "padding": PADDING, **body}
 
 
 def described(pooled: Pooled, sides: Sequence[str]) -> str:

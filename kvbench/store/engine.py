@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvbench.errors import KvbenchError, StoreError, UsageError
+from kvbench.store.checks import Checks
 from kvbench.store.database import BUSY_TIMEOUT_S, Database, explain, postgres_engine, sqlite_engine
 from kvbench.store.decisions import Decisions
 from kvbench.store.liveness import Here
@@ -25,7 +26,7 @@ QUICK_CHECK_BYTES = 16 << 20  # above it a whole-file check would cost more than
 _CREATE_LOCK = 0x6B76_6265  # pg_advisory_xact_lock key: two first commands at once
 
 
-class Store(Writes, Queries, Series, Decisions):
+class Store(Writes, Queries, Series, Decisions, Checks):
     """One open result database. ``notices`` are lines the user should see once; ``where`` is safe to print."""
 
     def __init__(self, database: Database, *, readonly: bool, here: Here) -> None:

@@ -1,4 +1,4 @@
-"""Writes runs as tables for other programs: CSV, the JSON document of ``show``, Parquet."""
+"""Writes runs as tables for other programs and people: CSV, the JSON of ``show``, Parquet, Markdown, OpenMetrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvbench.contract.document import results_document
 from kvbench.contract.result import Result, RunInfo
 from kvbench.errors import MissingExtra, UsageError
+from kvbench.store.markdown import write_markdown
 from kvbench.store.newfile import new_file
+from kvbench.store.openmetrics import write_openmetrics
 
 if TYPE_CHECKING:
     from kvbench.store.engine import Store
     from kvbench.store.query import LoadedRun
 
-FORMATS = ("bundle", "csv", "json", "parquet")
-_SUFFIXES = {".jsonl": "bundle", ".bundle": "bundle", ".csv": "csv", ".json": "json", ".parquet": "parquet"}
+FORMATS = ("bundle", "csv", "json", "parquet", "markdown", "openmetrics")
+_SUFFIXES = {
+    ".jsonl": "bundle", ".bundle": "bundle", ".csv": "csv", ".json": "json", ".parquet": "parquet",
+    ".md": "markdown", ".prom": "openmetrics",
+}  # fmt: skip
 
 _RUN_COLUMNS = ("run", "group", "label", "started_at", "host", "hw_class", "env", "git", "profile", "run_status")
 _ROW_COLUMNS = (
@@ -54,12 +59,13 @@ def export(store: Store, selector: str, path: str | Path, form: str | None = Non
         runs, rows = export_bundle(store, selector, path, force=force)
         return Exported(form, runs, rows)
     writers: dict[str, Callable[[Sequence[LoadedRun], Path], None]] = {
-        "csv": _to_csv, "json": _to_json, "parquet": _to_parquet
+        "csv": _to_csv, "json": _to_json, "parquet": _to_parquet, "markdown": _to_markdown,
+        "openmetrics": _to_openmetrics,
     }  # fmt: skip
     if form not in writers:
         raise UsageError(
             "unknown format", where="--format", got=form or Path(path).name, expected=" ".join(FORMATS),
-            mend="give --format, or a name ending in .jsonl, .json, .csv or .parquet",
+            mend="give --format, or a name ending in .jsonl, .json, .csv, .parquet, .md or .prom",
         )  # fmt: skip
     loaded = store.load(selector)
     with new_file(path, force=force) as temporary:
@@ -134,6 +140,16 @@ def _document(loaded: Sequence[LoadedRun]) -> dict[str, Any]:
 def _to_csv(loaded: Sequence[LoadedRun], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         write_csv(loaded, stream)
+
+
+def _to_markdown(loaded: Sequence[LoadedRun], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        write_markdown(loaded, stream)
+
+
+def _to_openmetrics(loaded: Sequence[LoadedRun], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        write_openmetrics(loaded, stream)
 
 
 def _to_json(loaded: Sequence[LoadedRun], path: Path) -> None:

@@ -36,7 +36,7 @@ from kvbench.units import compact_bytes, format_value
 from .ratios import Found, Timed, compare
 from .record import Figure, Scalar, judge
 
-GROUP = "ellm_vmm"
+GROUP = "ellm-vmm"
 HIGH = 1.05
 PAIRS = 40
 CASES = ((2 << 20, 64, False), (2 << 20, 64, True), (64 << 10, 1024, False))  # chunk bytes, chunks, cold

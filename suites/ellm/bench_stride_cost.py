@@ -7,7 +7,7 @@ from kvbench import Case, Measure, axis, bench
     version=1, metric="bandwidth", unit="B/s", better="higher", limit=120.0,
     seconds={"smoke": 1.0, "quick": 4.0, "full": 6.0},
     layout=axis.choice("packed", "strided"),
-    pages=axis.choice("4k", "thp", "huge", smoke=["4k", "thp"], quick=["4k", "thp"], full=["4k", "thp"]),
+    pages=axis.choice("4k", "thp", "huge", smoke=["thp"], quick=["4k", "thp"], full=["4k", "thp"]),
     fragment=axis.bytes(smoke=["4KiB"], quick=["4KiB"], full="1KiB..256KiB", low="64", high="64MiB"),
     layers=axis.integer(smoke=["32"], quick=["32"], full=["32", "80"], low=2, high=1024),
     bytes=axis.bytes(smoke=["256MiB"], quick=["256MiB"], full=["1GiB"], low="1MiB", high="64GiB"),

@@ -300,6 +300,13 @@ def service_kernels() -> dict[str, GpuKernel]:
     return {e: GpuKernel(e, "cuda", SERVICE, e, 1024, "clock and buffers", (), Demand(), None) for e in ENTRIES}
 
 
+def attention_kernels() -> dict[str, GpuKernel]:
+    """Return the forms of decode attention that the gates look at; any other is made by its own module."""
+    from kvbench.kernels.gpu.decode_kernels import GATED
+
+    return {k.name: k for k in GATED}
+
+
 def kernel(name: str) -> GpuKernel:
     """Return the kernel called ``name``. Raises UsageError for a name that is not in :data:`KERNELS`."""
     try:
