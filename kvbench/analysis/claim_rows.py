@@ -20,6 +20,7 @@ from kvbench.contract.bench import Bench
 from kvbench.contract.discover import Suites
 from kvbench.contract.result import Basis, Result, RunInfo
 from kvbench.errors import UsageError
+from kvbench.units import counted
 
 Key = tuple[str, str]  # case digest, metric
 # Such a row is not what its case says: partly answered by a cache, beyond its ceiling, counted by nobody.
@@ -123,10 +124,14 @@ def gather(wanted: Sequence[Want], runs: Sequence[Loaded]) -> tuple[Seen | None,
     clean: dict[Key, list[tuple[Result, RunInfo]]] = {key: [] for key in keys}
     refused: dict[Key, str] = {}
     for run in newest:
+        primary: dict[str, Result] = {}
         for row in run.results:
             key = (row.digest, row.metric)
+            first = primary.setdefault(row.digest, row)
             if key in keys:
                 why = doubt(row, run.info)
+                if not why and first.status in ("invalid", "failed"):
+                    why = f"its case is {first.status}"
                 if why:
                     refused.setdefault(key, why)
                 else:
@@ -145,10 +150,12 @@ def gather(wanted: Sequence[Want], runs: Sequence[Loaded]) -> tuple[Seen | None,
     if not lacking:
         return None, Points({}), "its rows are of different environments"
     reasons = [refused[key] for want in lacking if (key := (want.digest, want.metric)) in refused]
-    text = f"{len(lacking)} of {len(wanted)} rows it needs are missing" if len(wanted) > 1 else "no row of it"
+    texts = []
+    if len(lacking) > len(reasons):
+        texts.append(f"{len(lacking) - len(reasons)} of {counted(len(wanted), 'row')} it needs not there")
     if reasons:
-        text += f"; rows that do not count: {reasons[0]}" + (f" and {len(reasons) - 1} more" if reasons[1:] else "")
-    return None, Points({}), text
+        texts.append(f"{counted(len(reasons), 'row')} of it not counted ({reasons[0]})")
+    return None, Points({}), "; ".join(texts)
 
 
 def _newest_group(rows: Sequence[tuple[Result, RunInfo]]) -> list[tuple[Result, RunInfo]]:

@@ -32,9 +32,7 @@ def claims(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(
-            "--run", metavar="SELECTOR", help="Judge by these runs only; default: the newest of this machine."
-        ),
+        typer.Option("--run", metavar="SELECTOR", help="Judge by these runs only; default: this machine's newest."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Also print baselines, common misreadings and the rows behind a verdict.")

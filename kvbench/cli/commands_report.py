@@ -47,7 +47,8 @@ def report(
         str | None, typer.Option("--compare", metavar="SELECTOR", help="Hold everything against this measurement.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="DIR", help="Also write each figure there: SVG, PNG and its spec.")
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Also write each figure there: SVG, PNG and its spec."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a file that is no report, figures that are not listed in DIR.")
@@ -84,7 +85,9 @@ def report(
         }]})  # fmt: skip
     else:
         size = f"{len(made.html.encode('utf-8')) / 1e6:.2f} MB"
-        emit(f"wrote {printable(str(output))}: {made.cases} cases, {made.rows} rows, {len(made.figures)} figures, {size}")
+        emit(
+            f"wrote {printable(str(output))}: {made.cases} cases, {made.rows} rows, {len(made.figures)} figures, {size}"
+        )
         if files and figures is not None:
             emit(f"wrote {len(files)} files to {printable(str(figures))}")
     if not has_value:
@@ -109,7 +112,7 @@ def contents(sides: tuple[Side, ...], words: Sequence[str], db: str | None) -> C
 
 
 def histories(found: Side, db: str | None, *, stored: bool) -> tuple[list[Trend], str]:
-    """Return the history of every primary metric of ``found`` with at least three measured runs, or why there is none."""
+    """Return the history of each primary metric of ``found`` that three or more runs measured, or why there is none."""
     from kvbench.analysis.trend import trend
     from kvbench.store import KnownCase
 
@@ -197,7 +200,9 @@ def write_figures(folder: Path, made: Report) -> Iterator[Path]:
     index = []
     for drawn in made.figures:
         figure = drawn.figure
-        index.append({"name": figure.name, "title": figure.title, "basis": list(figure.basis), "notes": list(figure.notes)})
+        index.append(
+            {"name": figure.name, "title": figure.title, "basis": list(figure.basis), "notes": list(figure.notes)}
+        )
         spec = json_text.dumps(figure.spec, indent=1, allow_nan=False)
         for suffix, data in ((".svg", drawn.svg.encode()), (".png", to_png(drawn.svg)), (".vl.json", spec.encode())):
             path = folder / f"{figure.name}{suffix}"

@@ -23,7 +23,6 @@ IMPORT_SCHEMA = "kvbench.import/1"
 EXPORT_SCHEMA = "kvbench.export/1"
 DB_SCHEMA = "kvbench.db/1"
 MAX_LISTED = 1_000_000
-NO_BUNDLE = "this is not a kvbench bundle"
 
 Selector = Annotated[
     str, typer.Argument(metavar="SELECTOR", help="Run or group UUID (prefix), label, bundle file, latest or latest~N.")
@@ -215,18 +214,18 @@ def _this_machine() -> Fingerprint:
 def _read_import(file: Path, tool: str | None, machine: Fingerprint | None) -> Foreign | None:
     """Return what a file of another tool holds, None for a bundle that was read through. Raises UsageError."""
     from kvbench.store import check_bundle
-    from kvbench.store.importers import TOOLS, read_foreign, recognise
+    from kvbench.store.importers import TOOLS, is_bundle, read_foreign, recognise
 
     if tool is not None or recognise(file) is not None:
         return read_foreign(file, tool, here=machine)
     try:
         check_bundle(file)
     except UsageError as error:
-        if error.mend or error.what != NO_BUNDLE:
+        if error.mend or is_bundle(file):
             raise
         raise UsageError(
-            error.what, where=error.where, expected=error.expected,
-            mend=f"say which tool wrote it with --from: {' '.join(TOOLS)}",
+            error.what, where=error.where, got=error.got, expected=error.expected,
+            mend=f"if another tool wrote it, say which with --from: {', '.join(TOOLS)}",
         ) from None  # fmt: skip
     if machine is not None:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,17 @@ PREFIXES = ("openblas_{}", "scipy_openblas_{}", "openblas_{}64_", "scipy_openbla
 ALONE_SHARE = 0.05  # of the time of a call that other threads may take: the interpreter's own
 
 
-@contextmanager
-def one_thread() -> Iterator[str]:
-    """Let BLAS use only the thread that calls it until the end of the block; yields the name of the library.
+def one_thread() -> AbstractContextManager[str]:
+    """Let BLAS use only the thread that calls it until the end of the block; otherwise like :func:`blas_threads`."""
+    return blas_threads(1)
 
-    Raises Unavailable where scipy's BLAS is none that can be told: its threads would run on CPUs that are measured.
+
+@contextmanager
+def blas_threads(count: int) -> Iterator[str]:
+    """Let BLAS use ``count`` threads, the calling one included, until the end of the block; yields the library's name.
+
+    Raises Unavailable where scipy's BLAS is none that can be told (its threads would run on CPUs that are measured) or
+    does not take as many.
     """
     import scipy.linalg.blas  # noqa: F401 - loads the library that is looked for
 
@@ -31,13 +37,17 @@ def one_thread() -> Iterator[str]:
     own = [path for path, _, _ in found if "scipy" in Path(path).parts[-2]] or [path for path, _, _ in found]
     if not own:
         raise Unavailable(
-            "the BLAS of scipy cannot be limited to one thread", where="sgemm", got="no OpenBLAS in this process",
+            "the BLAS of scipy cannot be told its threads", where="sgemm", got="no OpenBLAS in this process",
             expected="OpenBLAS", mend="install scipy from its wheel",
         )  # fmt: skip
     before = [(setter, getter()) for _, setter, getter in found]
-    for setter, _ in before:
-        setter(1)
     try:
+        for (setter, _), (path, _, getter) in zip(before, found, strict=True):
+            setter(count)
+            if path in own and getter() != count:
+                raise Unavailable(
+                    "BLAS takes another number of threads", where=Path(path).name, got=getter(), expected=str(count)
+                )
         yield Path(own[0]).name
     finally:
         for setter, threads in before:

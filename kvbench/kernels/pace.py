@@ -25,7 +25,7 @@ from kvbench.kernels.jit import kernel, part
 
 CLOCK, CLOCK_ID, YIELD, FIRST_SPEC, SECOND_SPEC, BELL, ABORT = 0, 8, 16, 64, 128, 192, 256  # byte offsets
 WORDS = 48
-PATIENCE = 5_000_000  # ns of spinning; then yield in between, for machines with fewer CPUs than threads
+PATIENCE = 100_000_000  # ns of spinning; then yield in between. Yielding gives a whole slice to whoever else is there
 FOREVER = (1 << 63) - 1
 
 Words = np.ndarray[Any, np.dtype[np.int64]]

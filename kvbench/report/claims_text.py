@@ -50,8 +50,11 @@ def verdict_text(check: Check) -> str:
 def paper_text(number: Number) -> str:
     """Return a paper's number with its bound or range, its unit and its name."""
     bound = {"about": "", "at_least": "at least ", "at_most": "at most "}[number.bound]
-    span = "" if number.high is None else f" to {format_value(number.high, number.unit)}"
-    return f"{bound}{format_value(number.value, number.unit)}{span} ({number.name})"
+    low, high = (
+        None if each is None else f"{each:g}" if number.unit == "1" else format_value(each, number.unit)
+        for each in (number.value, number.high)
+    )
+    return f"{bound}{low}{'' if high is None else f' to {high}'} ({number.name})"
 
 
 def found_text(check: Check) -> str:
@@ -77,12 +80,13 @@ def _claim(check: Check, everything: bool) -> Iterator[str]:
     yield from _folded("", claim.statement)
     numbers = "; ".join(map(paper_text, claim.numbers)) or claim.kind
     mark = "" if claim.verified else "; not verified in the paper"
-    yield from _folded("paper", f"{numbers}{mark}. {claim.hardware}. {claim.conditions}. Section {claim.section}")
+    place = f"section {claim.section}" if claim.section[0].isdigit() else claim.section
+    yield from _folded("paper", f"{numbers}{mark}; {claim.hardware}; {claim.conditions} ({place})")
     here = "; ".join(filter(None, (found_text(check), check.reason))) or "-"
     runs = [] if check.seen is None else [_run(info) for info in check.seen.runs[:3]]
     if check.seen is not None and len(check.seen.runs) > 3:
         runs.append(f"{len(check.seen.runs) - 3} runs more")
-    yield from _folded("here", ". ".join([here, *([f"Run {', '.join(runs)}"] if runs else [])]))
+    yield from _folded("here", "; ".join([here, *([f"run {', '.join(runs)}"] if runs else [])]))
     if claim.contradiction:
         yield from _folded("beware", claim.contradiction)
     if everything:

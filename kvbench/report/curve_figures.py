@@ -44,7 +44,9 @@ def bench_figures(rows: Sequence[Pooled], sides: Sequence[str]) -> Iterator[Figu
         if not drawn:
             continue
         axis = size_axis(drawn)
-        parts = list(_parts(drawn, axis)) if axis else [drawn[i : i + MOST_DOTS] for i in range(0, len(drawn), MOST_DOTS)]
+        parts = (
+            list(_parts(drawn, axis)) if axis else [drawn[i : i + MOST_DOTS] for i in range(0, len(drawn), MOST_DOTS)]
+        )
         left = _left_out([p for p in members if not p.drawable])
         for number, part in enumerate(parts, 1):
             title = f"{part[0].row.suite}/{part[0].row.bench}: {part[0].row.metric}"
@@ -194,7 +196,8 @@ def _marks(value: Spec, channel: str, colour: tuple[str, list[str]]) -> list[Spe
     )  # fmt: skip
     found = [
         {
-            **ceiling, "transform": [{"filter": "isValid(datum.ceiling)"}],
+            **ceiling,
+            "transform": [{"filter": "isValid(datum.ceiling)"}],
             "encoding": {channel: {**value, "field": "ceiling"}},
         },
         {
@@ -280,7 +283,9 @@ def _fits(
                     if len(known) == len(curve.rows) and (seconds := best.predict(n))
                 ]
     if without:
-        notes.append(f"no law t = alpha + n/beta or max(alpha, n/beta) fits {', '.join(without)}: kvbench show says why")
+        notes.append(
+            f"no law t = alpha + n/beta or max(alpha, n/beta) fits {', '.join(without)}: kvbench show says why"
+        )
     return notes, points
 
 
@@ -303,7 +308,9 @@ def _figure(
     if any(p.row.ceilings and p.row.ceilings[0].value is not None for p in rows):
         names = sorted({f"{p.row.ceilings[0].name} ({p.row.ceilings[0].kind})" for p in rows if p.row.ceilings})
         mark = "dotted" if axis else "ticks"
-        lines.append(printable(f"ceiling, {mark}: {', '.join(names[:4])}{' and others' if len(names) > 4 else ''}", 300))
+        lines.append(
+            printable(f"ceiling, {mark}: {', '.join(names[:4])}{' and others' if len(names) > 4 else ''}", 300)
+        )
     first = rows[0].row
     words = " ".join([title, fixed, *sorted({_label(p, None, list(p.row.axes), ("",)) for p in rows})])
     return Figure(slug(f"{first.suite} {title}"), first.suite, printable(title, 160), tuple(lines),

@@ -93,8 +93,10 @@ def _bars(
     ticks = [t for t in steps if 1.0 / span <= t <= span]
     scale: Spec = {"type": "log", "domain": [1.0 / span, span], "nice": False, "clamp": True}
     x: Spec = {"type": "quantitative", "scale": scale}
-    axis: Spec = {"title": f"times as good as {base}: right of 1 is better", "values": ticks[:: math.ceil(len(ticks) / 11)],
-                  "labelExpr": "format(datum.value, '.3~g')"}  # fmt: skip
+    axis: Spec = {
+        "title": f"times as good as {base}: right of 1 is better", "values": ticks[:: math.ceil(len(ticks) / 11)],
+        "labelExpr": "format(datum.value, '.3~g')",
+    }  # fmt: skip
     words = list(dict.fromkeys(d["verdict"] for d in data))
     y: Spec = {"field": "n", "type": "ordinal", "sort": None, "axis": None}
     named: Spec = {
@@ -209,7 +211,8 @@ def trend_figure(found: Trend) -> Figure | None:
     if turns:
         notes.append("dashed: the environment changed")
     return Figure(slug(f"history {title} {found.metric}"), "history", printable(f"{title} {found.metric}", 160),
-                  tuple(printable(note, 300) for note in notes), framed(title, f"{found.metric} on {found.hw_class}", body),
+                  tuple(printable(note, 300) for note in notes),
+                  framed(title, f"{found.metric} on {found.hw_class}", body),
                   printable(f"{title} {found.metric} {found.hw_class}", 2_000))  # fmt: skip
 
 

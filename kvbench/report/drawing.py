@@ -1,4 +1,4 @@
-"""Specs to pictures by vl-convert, and an SVG made fit to stand in a page: its own ids, the page's colours, no ballast."""
+"""Specs to pictures by vl-convert, and SVG made fit to stand in a page: own ids, the page's colours, no ballast."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()} | {
 }
 _TAG = re.compile(r'<(/?)([a-zA-Z]+)((?:\s+[\w:.-]+="[^"]*")*)\s*(/?)>')
 _ATTRIBUTE = re.compile(r'\s+([\w:.-]+)="([^"]*)"')
+_ROLE = re.compile(r'aria-roledescription="(?:axis|title|legend)"')
 _LONG = re.compile(r"(\d+\.\d{2})\d+")
 _DROPPED = frozenset({
     "pointer-events", "aria-hidden", "aria-roledescription", "role", "font-family", "xmlns", "xmlns:xlink", "version",
@@ -78,7 +79,8 @@ def _attribute(key: str, value: str, name: str, beside: str) -> str:
         # what a hover or a key may stop at
         return ' class="mark"' if "role-mark" in value else ""
     if key == "aria-label":
-        return f' {key}="{value}"' if 'aria-roledescription="axis"' not in beside and "legend" not in beside else ""
+        # titles, axes and legends are text in the picture already
+        return "" if _ROLE.search(beside) else f' {key}="{value}"'
     if key == "id":
         value = f"{name}-{value}"
     elif value.startswith("url(#"):

@@ -19,7 +19,7 @@ from kvbench.units import format_value
 Spec = dict[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, never fetched
-WIDTH = 490  # two figures stand side by side in the page
+WIDTH = 460  # two figures stand side by side in the page
 MOST_SERIES = 8
 PADDING = {"left": 26, "top": 8, "right": 26, "bottom": 8}  # a viewer's font may be wider than the one measured with
 SERIES = ("#1b62a5", "#c2500f", "#23803f", "#7d4aa8", "#a3740b", "#b02a5b", "#13838f", "#6b5b4e")
@@ -55,8 +55,8 @@ def config() -> Spec:
     }  # fmt: skip
     legend = {
         "labelColor": LIGHT["ink"], "titleColor": LIGHT["soft"], "labelFontSize": 11, "titleFontSize": 11,
-        "titleFontWeight": "normal", "labelLimit": 620, "orient": "top", "direction": "vertical", "symbolType": "stroke",
-        "columns": 2, "titleLimit": 600, "rowPadding": 2, "symbolOpacity": 1, "symbolStrokeWidth": 2.5,
+        "titleFontWeight": "normal", "labelLimit": 620, "orient": "top", "direction": "vertical",
+        "symbolType": "stroke", "columns": 2, "rowPadding": 2, "symbolOpacity": 1, "symbolStrokeWidth": 2.5,
     }  # fmt: skip
     return {
         "font": "sans-serif", "background": LIGHT["paper"], "axis": axis, "legend": legend,

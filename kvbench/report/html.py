@@ -22,7 +22,7 @@ from kvbench.report.decision_figures import bars, trend_figure
 from kvbench.report.drawing import converter, for_page, to_svg
 from kvbench.report.figures import Figure
 from kvbench.report.ladder_figure import ladder_figure
-from kvbench.report.pooled import Pooled, pool
+from kvbench.report.pooled import Pooled, pool, reading_order
 
 if TYPE_CHECKING:
     from kvbench.analysis.claim_check import Check
@@ -63,7 +63,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The page and its figures. ``rows``: of results, one a case and metric and side; ``undrawn``: left to the tables."""
+    """The page and its figures. ``rows``: one a case, metric and side; ``undrawn``: figures left to the tables."""
 
     html: str
     figures: tuple[Drawn, ...]
@@ -87,6 +87,8 @@ def make_report(contents: Contents) -> Report:
     benches: dict[tuple[str, str], list[Pooled]] = {}
     for pooled in rows:
         benches.setdefault((pooled.row.suite, pooled.row.bench), []).append(pooled)
+    for found in benches.values():
+        found.sort(key=reading_order)  # runs of a group are measured in shuffled order
     of_benches, undrawn = _chosen({key: list(bench_figures(found, shown)) for key, found in benches.items()})
     ladders = [
         figure for i, side in enumerate(contents.sides)
@@ -110,7 +112,8 @@ def make_report(contents: Contents) -> Report:
 
     view = {
         "head": _markup(HEAD), "version": __version__, "made_at": contents.made_at, "title": ", ".join(shown),
-        "several": len(names) > 1, "sides": [tables.side(name, s) for name, s in zip(names, contents.sides, strict=True)],
+        "several": len(names) > 1,
+        "sides": [tables.side(name, side) for name, side in zip(names, contents.sides, strict=True)],
         "warnings": tables.warnings(rows, contents.sides), "machine": tables.machine(contents.sides),
         "ladders": [draw(figure) for figure in ladders],
         "suites": [

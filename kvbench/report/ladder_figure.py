@@ -10,7 +10,7 @@ from kvbench.contract.result import Scalar
 from kvbench.errors import printable
 from kvbench.report.figures import DOT, LIGHT, SERIES, Figure, Spec, described, framed
 from kvbench.report.pooled import Pooled, showable
-from kvbench.report.table import axes_text
+from kvbench.report.table import SAMPLE_WORDS, axes_text
 from kvbench.units import format_bytes, format_value
 
 # bench of the ladder -> the axes whose every value is a path of its own; of the rest the best case stands
@@ -19,6 +19,8 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "host_gather": ("op",), "numa": ("cpu_node", "memory_node"), "file_read": ("method",),
 }  # fmt: skip
 ORDER = ("hbm", "pinned", "managed", "pageable", "dram", "file")
+# such a row was served by something else than the path it names
+ASTRAY = frozenset({"in_llc", "in_l2", "file_in_memory", "cache_not_dropped", "link_below_unique", "misplaced"})
 STEP, WHOLE, BOX, GAUGE = 28, 880, 220, 150  # pixels: a line, the picture, a tier, a whole gauge
 
 
@@ -38,7 +40,7 @@ def rungs(rows: Sequence[Pooled]) -> list[Rung]:
         row = pooled.row
         if row.suite != "ladder" or row.bench not in PATHS or not pooled.primary or not pooled.drawable:
             continue
-        if row.basis != "measured" or row.unit != "B/s" or row.value is None or "in_llc" in row.flags:
+        if row.basis != "measured" or row.unit != "B/s" or row.value is None or not ASTRAY.isdisjoint(row.flags):
             continue
         key = (row.bench, *(row.axes.get(name) for name in PATHS[row.bench]))
         rung = Rung(*_names(row.bench, row.axes), pooled)
@@ -72,7 +74,7 @@ def latencies(rows: Sequence[Pooled]) -> dict[str, str]:
     for pooled in rows:
         row, size = pooled.row, pooled.row.axes.get("bytes")
         tier = {"host_latency": "dram", "device_latency": "hbm"}.get(row.bench) if row.suite == "ladder" else None
-        if tier is None or not pooled.drawable or pooled.marked or "in_llc" in row.flags or "in_l2" in row.flags:
+        if tier is None or not pooled.drawable or pooled.marked or not ASTRAY.isdisjoint(row.flags):
             continue
         if row.unit == "s" and pooled.primary and isinstance(size, int) and row.value and row.basis == "measured":
             text = f"{format_value(row.value, 's')} a load at {format_bytes(size)}"
@@ -99,7 +101,11 @@ def ladder_figure(rows: Sequence[Pooled], facts: Mapping[str, Any], side: str, n
         box["text"] = [part for part in (size, late.get(box["tier"].partition("@")[0], "")) if part]
         box["middle"] = (box["top"] + box["bottom"]) / 2
     height = STEP * len(found)
-    y: Spec = {"type": "quantitative", "scale": {"domain": [0, len(found)], "reverse": True, "nice": False}, "axis": None}
+    y: Spec = {
+        "type": "quantitative",
+        "scale": {"domain": [0, len(found)], "reverse": True, "nice": False},
+        "axis": None,
+    }
     x: Spec = {"type": "quantitative", "scale": {"domain": [0, WHOLE], "nice": False}, "axis": None}
 
     def at(channel: Spec, name: str) -> Spec:
@@ -118,7 +124,8 @@ def ladder_figure(rows: Sequence[Pooled], facts: Mapping[str, Any], side: str, n
             {
                 **of_boxes, "mark": {"type": "rect", "fill": LIGHT["gauge"], "stroke": LIGHT["soft"], "cornerRadius": 5,
                                      "y2Offset": -4, "yOffset": 4, "aria": False},
-                "encoding": {"x": at(x, "left"), "x2": {"field": "right"}, "y": at(y, "top"), "y2": {"field": "bottom"}},
+                "encoding": {"x": at(x, "left"), "x2": {"field": "right"}, "y": at(y, "top"),
+                             "y2": {"field": "bottom"}},
             },
             {**of_boxes, **text("name", "left", "middle", dx=10, dy=-7, fontWeight="bold", fontSize=12)},
             {**of_boxes, "transform": [{"calculate": "join(datum.text, ', ')", "as": "said"}],
@@ -168,13 +175,14 @@ def _line(index: int, rung: Rung) -> dict[str, Any]:
         against = f"{share:.0%} of {bound}{ceiling.name} ({ceiling.kind})"
     state = "" if not rung.pooled.marked else f" {row.status}"
     name = " ".join(str(row.axes[axis]) for axis in PATHS[row.bench] if axis in ("op", "direction", "method"))
+    flags = [f"[{flag}]" for flag in row.flags if flag not in SAMPLE_WORDS]
     value = format_value(row.value, row.unit) if row.value is not None else "-"
     return {
         "y": index + 0.5, "from": BOX - 30, "start": start, "full": start + GAUGE,
         "end": start + GAUGE * (0.0 if share is None else min(share, 1.15)), "known": share is not None,
         "words": start + GAUGE * 1.15 + 14, "tip": DOT.join((printable(rung.path, 60), described(rung.pooled, ("",)))),
         "head": printable(f"{rung.path} {row.bench} {name}: {value}{state}", 120),
-        "under": printable(f"{against}; {axes_text(row, PATHS[row.bench])}", 160),
+        "under": printable(f"{against}; {' '.join((axes_text(row, PATHS[row.bench]), *flags))}", 160),
     }  # fmt: skip
 
 
@@ -190,6 +198,6 @@ def capacity(tier: str, facts: Mapping[str, Any]) -> str:
         nodes = facts.get("nodes")
         known = [n for n in nodes if isinstance(n, dict)] if isinstance(nodes, list) else []
         size = next((n.get("memory_bytes") for n in known if str(n.get("id")) == node), None)
-    elif name in ("dram", "pinned", "pageable"):
+    elif name in ("dram", "pageable"):
         size = facts.get("memory_bytes")
     return format_bytes(size) if isinstance(size, int) and not isinstance(size, bool) and size >= 0 else ""

@@ -51,24 +51,41 @@ def showable(value: float) -> bool:
 
 def pool(side: int, runs: Sequence[Loaded], *, canaries: bool = False) -> list[Pooled]:
     """Return the rows of ``runs`` (one side), one a case and metric, in the order they were first measured."""
-    found: dict[tuple[object, ...], list[Result]] = {}
+    groups: dict[tuple[object, ...], list[Result]] = {}
     first: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str], int] = {}
+    without: list[Result] = []
     for run in runs:
         for row in run.results:
-            if row.is_canary == canaries:
-                first.setdefault((run.info.uuid, row.digest), row.metric)
-                # A word that stands for another number, or another basis or count of bytes, is another thing.
-                words = tuple(sorted((name, repr(value)) for name, value in row.resolved.items()))
-                key = (row.digest, row.metric, row.unit, row.better, row.basis, row.rate_of, words)
-                if row.value is None:  # a skipped row often knows neither what words stand for nor what a rate counts
-                    key = next((k for k in found if k[:2] == key[:2]), key)
-                found.setdefault(key, []).append(row)
+            if row.is_canary != canaries:
+                continue
+            first.setdefault((run.info.uuid, row.digest), row.metric)
+            seen.setdefault((row.digest, row.metric), len(seen))
+            if row.value is None:
+                without.append(row)
+                continue
+            # A word that stands for another number, or another basis or count of bytes, is another thing.
+            words = tuple(sorted((name, repr(value)) for name, value in row.resolved.items()))
+            key = (row.digest, row.metric, row.unit, row.better, row.basis, row.rate_of, words)
+            groups.setdefault(key, []).append(row)
+    for row in without:  # it often knows neither what words stand for nor what a rate counts
+        same = next((key for key in groups if key[:2] == (row.digest, row.metric)), (row.digest, row.metric))
+        groups.setdefault(same, []).append(row)
     primary = {(digest, metric) for (_, digest), metric in first.items()}
-    return [_pooled(side, rows, (rows[0].digest, rows[0].metric) in primary) for rows in found.values()]
+    ordered = sorted(groups.values(), key=lambda rows: seen[rows[0].digest, rows[0].metric])
+    return [_pooled(side, rows, (rows[0].digest, rows[0].metric) in primary) for rows in ordered]
+
+
+def reading_order(pooled: Pooled) -> tuple[tuple[bool, float, str], ...]:
+    """Return the key that sorts rows by their axes, in the order the bench declares them: numbers, then words."""
+    return tuple(
+        (isinstance(value, str), float(value) if isinstance(value, int | float) else 0.0, str(value))
+        for value in pooled.row.axes.values()
+    )
 
 
 def _pooled(side: int, rows: Sequence[Result], primary: bool) -> Pooled:
-    statuses = Counter(row.status for row in rows)
+    statuses: Counter[str] = Counter(row.status for row in rows)
     kept: Sequence[Result] = ()
     for kind in _KINDS:
         kept = [row for row in rows if row.status in kind and row.value is not None]

@@ -25,7 +25,7 @@ _FAMILIES: Mapping[str, str] = {
 }  # fmt: skip
 _SHOWN = frozenset({"ok", "suspect", "tainted"})
 _HELP: Mapping[str, str] = {
-    "kvbench_result": "Median of a case within its run",
+    "kvbench_result": "What a case says of its metric within its run",
     "kvbench_run_start_timestamp": "When the run began",
     "kvbench_rows": "Rows of a run by status, with and without a value",
 }

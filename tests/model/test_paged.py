@@ -22,7 +22,7 @@ def test_a_shuffled_batch_uses_distinct_blocks_once() -> None:
 
 
 def test_impossible_batches() -> None:
-    with pytest.raises(UsageError, match="too few blocks, got 2, expected 'at least 3'|too few blocks"):
+    with pytest.raises(UsageError, match="too few blocks, got 2, expected at least 3"):
         make_batch([33], 16, 2)
     for lengths in ([], [-1], [[1]], [1 << 31]):
         with pytest.raises(UsageError, match="lengths"):

@@ -27,7 +27,7 @@ DEADLINE = 60.0
 
 
 def find() -> str | None:
-    """Return the browser to use: ``KVBENCH_TEST_CHROMIUM``, else the first on the PATH, else Playwright's, else None."""
+    """Return the browser: ``KVBENCH_TEST_CHROMIUM``, the first on the PATH, or one Playwright brought; else None."""
     own = os.environ.get("KVBENCH_TEST_CHROMIUM")
     if own:
         return own
@@ -128,7 +128,7 @@ class Page:
         """Load a file and wait until its script has run."""
         self.call("Page.navigate", url=path.as_uri())
         end = time.monotonic() + DEADLINE
-        while self.run("document.documentElement.dataset.ready") != "yes":
+        while self.run("document.documentElement?.dataset.ready") != "yes":
             if time.monotonic() > end:
                 raise TimeoutError(f"{path} did not become ready")
             time.sleep(0.02)

@@ -9,6 +9,9 @@ import pytest
 
 from kvbench.errors import KvbenchError, VerifyError
 from kvbench.memory import libc
+from kvbench.memory.vmm.host import HostVmm
+from kvbench.memory.vmm.remap import Chunks
+from kvbench.memory.vmm.touch import HostTouch
 from scripts.figures import ellm_vmm
 from scripts.figures.ratios import Found
 from tests.needs import missing_gcc, require
@@ -24,18 +27,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("cold", [True, False])
 def test_the_c_side_touches_all_and_gives_it_back(library: ctypes.CDLL, cold: bool) -> None:
-    side = ellm_vmm.Plain(library, 4 * PAGE, 3, cold=cold)
-    lines = Path("/proc/self/maps").read_text().count("\n")
-    assert side.run() > 0.0
-    assert side.run() > 0.0
-    assert Path("/proc/self/maps").read_text().count("\n") <= lines + 1
-    side._take(side._fd, side._base, 4 * PAGE, 3, PAGE, 9)
-    pages = [ctypes.string_at(side._base + k * PAGE, 1) for k in range(12)]
-    assert pages == [b"\t"] * 12
-    side._value = 8
-    with pytest.raises(VerifyError, match="touched nothing"):
-        side.check()
-    side.close()
+    with HostVmm(12 * PAGE, granularity=4 * PAGE) as vmm:
+        way = Chunks(vmm, HostTouch(), 4 * PAGE, 3, cold=cold)
+        side = ellm_vmm.Plain(library, way, vmm.descriptor, 4 * PAGE, 3, cold=cold)
+        lines = Path("/proc/self/maps").read_text().count("\n")
+        assert side.run() > 0.0
+        assert side.run() > 0.0
+        assert Path("/proc/self/maps").read_text().count("\n") <= lines + 1
+        assert vmm.file_bytes() == (0 if cold else 12 * PAGE)
+        side._take(side._fd, side._base, 4 * PAGE, 3, PAGE, 9)
+        pages = [ctypes.string_at(side._base + k * PAGE, 1) for k in range(12)]
+        assert pages == [b"\t"] * 12
+        side._value = 8
+        with pytest.raises(VerifyError, match="touched nothing"):
+            side.check()
+        side._back(side._fd, side._base, 4 * PAGE, 3, int(cold))
+        way.take()
+        way.check()  # the driver finds its memory as it left it
+        way.give_back()
+        way.close()
 
 
 def test_a_failing_call_of_the_c_side_is_no_number(library: ctypes.CDLL) -> None:

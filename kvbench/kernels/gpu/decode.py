@@ -1,4 +1,4 @@
-"""Portable kernels in Triton: decode attention over a paged KV cache, split along the tokens, and the merge of the parts.
+"""Portable kernels in Triton: decode attention over a paged KV cache, split along the tokens, and the parts' merge.
 
 Flash-Decoding (Dao et al., 2023) over block tables. Under ``TRITON_INTERPRET=1`` they run on CPU tensors, bf16 upcast
 first: the interpreter multiplies bf16 as the integers it keeps them in (checked with Triton 3.9).

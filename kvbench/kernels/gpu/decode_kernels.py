@@ -116,8 +116,6 @@ def merge_kernel(group: int, head_dim: int) -> GpuKernel:
     )
 
 
-
-
 def reference_parts(
     q: Array, k: Array, v: Array, table: Array, lengths: Array, scale: float, splits: int, chunk: int
 ) -> tuple[Array, Array]:

@@ -192,7 +192,7 @@ def table(kernels: Sequence[GpuKernel], archs: Sequence[Arch]) -> list[Row]:
         if why:
             lacking["triton"] = why
         else:
-            results = build.triton(portable)
+            results = build.triton(portable, timeout=60.0 + 10.0 * len(portable))
             built |= {(k.name, a.name): b for (k, a), b in zip(portable, results, strict=True)}
     return [
         check(k, a, built[k.name, a.name])

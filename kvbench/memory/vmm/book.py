@@ -75,6 +75,7 @@ class Book:
         self._spaces: dict[int, _Space] = {}
         self._table = np.zeros((3, 64), np.int64)  # by slot: serial (0: nobody's), bytes, handle
         self._maps = np.zeros(64, np.int32)
+        self._seen = np.zeros(64, np.int32)
         self._chunks: dict[int, Chunk] = {}
         self._free: list[int] = []
         self._used = 0
@@ -151,6 +152,7 @@ class Book:
         if self._used == len(self._maps):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
             self._maps = np.concatenate([self._maps, np.zeros_like(self._maps)])
+            self._seen = np.zeros_like(self._maps)
         self._used += 1
         return self._used - 1
 
@@ -226,9 +228,18 @@ class Book:
                 self._refuse(space, low, count, "something is mapped there already", "map", FREE)
             before = space.state[flat].copy()
             space.state[flat] = CHANGING
-            np.add.at(self._maps, slots, 1)
+            self._count_maps(slots, 1)
             space.places += len(chunks)
         return Claim(space, at + reservation.address, nbytes, handles, low, count, slots, before)
+
+    def _count_maps(self, slots: Ints, by: int) -> None:
+        """Add ``by`` to the mappings of each slot, as often as it is named."""
+        order = np.arange(len(slots), dtype=np.int32)
+        self._seen[slots] = order
+        if (self._seen[slots] == order).all():  # each slot once, as nearly always: ten times faster than ufunc.at
+            self._maps[slots] += by
+        else:
+            np.add.at(self._maps, slots, by)
 
     def _claim_one(self, reservation: Reservation, offset: int, chunk: Chunk) -> Claim:
         nbytes = chunk.nbytes
@@ -250,7 +261,9 @@ class Book:
         with self._lock:
             flat = _flat(claim.low, claim.count)
             owner = claim.slots + 1
-            claim.space.owner[flat] = np.repeat(owner, claim.count) if len(owner) > 1 else owner[0]
+            if int(claim.count.max()) > 1:
+                owner = np.repeat(owner, claim.count)
+            claim.space.owner[flat] = owner
             claim.space.state[flat] = MAPPED
             claim.space.head[claim.low] = True
             self._mappings += len(claim.low)
@@ -259,7 +272,7 @@ class Book:
         """The claimed places are as they were: nothing is mapped there."""
         with self._lock:
             claim.space.state[_flat(claim.low, claim.count)] = FREE
-            np.subtract.at(self._maps, claim.slots, 1)
+            self._count_maps(claim.slots, -1)
             claim.space.places -= len(claim.low)
 
     def claim_spans(self, reservation: Reservation, spans: Sequence[Span], what: str, *, unmap: bool) -> Claim:
@@ -327,7 +340,7 @@ class Book:
         with self._lock:
             flat, space = _flat(claim.low, claim.count), claim.space
             heads = space.owner[flat][space.head[flat]] - 1
-            np.subtract.at(self._maps, heads, 1)
+            self._count_maps(heads, -1)
             self._mappings -= len(heads)
             space.places -= len(heads)
             space.owner[flat] = 0
@@ -418,8 +431,9 @@ def _claim(
 
 def _flat(low: Ints, count: Ints) -> Any:
     """Return an index of every granule of the ranges: a slice for one range, else an array."""
-    if len(low) == 1:
-        return slice(int(low[0]), int(low[0] + count[0]))
+    first, end = int(low[0]), int(low[-1] + count[-1])
+    if len(low) == 1 or (low[1:] == (low + count)[:-1]).all():
+        return slice(first, end)  # ranges that follow each other are one; an index costs ten times a slice
     if int(count.max()) == 1:
         return low
     before = np.cumsum(count) - count

@@ -258,6 +258,11 @@ class HostVmm(Driver):
             return "reserve more huge pages: sudo sysctl vm.nr_hugepages=N"
         return "end other programs, or raise the memory limit of this one"
 
+    @property
+    def descriptor(self) -> int:
+        """The memfd whose offsets are the chunks, for who maps the same pages by other means."""
+        return self._fd
+
     def file_bytes(self) -> int:
         """Return the bytes of memory behind all chunks, as the kernel counts them."""
         return 512 * os.fstat(self._fd).st_blocks

@@ -15,7 +15,7 @@ from kvbench.memory.cuda.service import Service
 from kvbench.memory.region import Pages, check_huge_pool, page_bytes
 from kvbench.memory.vmm.cuda import CudaVmm
 from kvbench.memory.vmm.driver import Driver, rows
-from kvbench.memory.vmm.protocol import Chunk
+from kvbench.memory.vmm.protocol import Chunk, Reservation
 from kvbench.memory.vmm.touch import Touch, check_mapped
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ class Chunks:
             self.take()  # the pages of a host chunk come with its first access
             touch.first(self._addresses, chunk_bytes)
             self.give_back()
+
+    @property
+    def place(self) -> Reservation:
+        """The addresses all of them are mapped into."""
+        return self._place
 
     def take(self) -> Addresses:
         if self._cold:

@@ -33,8 +33,9 @@
     hide();
   }
 
-  let marked = null;
+  let marked = null, pointed = false;  // pointed: the mouse put the tip there, and takes it away
   function hide() {
+    pointed = false;
     tip.hidden = true;
     if (marked) marked.classList.remove("at");
     marked = null;
@@ -70,8 +71,10 @@
   document.addEventListener("pointermove", (event) => {
     const figure = event.target.closest ? event.target.closest("figure") : null;
     const mark = figure && near(figure, event.clientX, event.clientY);
-    if (mark) show(mark, event.clientX, event.clientY);
-    else if (marked && !(document.activeElement && document.activeElement.contains(marked))) hide();
+    if (mark) {
+      show(mark, event.clientX, event.clientY);
+      pointed = true;
+    } else if (pointed) hide();
   });
   document.addEventListener("scroll", hide, { passive: true });
 

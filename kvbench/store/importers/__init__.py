@@ -11,19 +11,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.store.importers.admit import Foreign, admit, read_foreign
-    from kvbench.store.importers.recognise import TOOLS, recognise
+    from kvbench.store.importers.admission import Foreign, admit, read_foreign
+    from kvbench.store.importers.tools import TOOLS, is_bundle, recognise
 
-__all__ = ["TOOLS", "Foreign", "admit", "read_foreign", "recognise"]
+__all__ = ["TOOLS", "Foreign", "admit", "is_bundle", "read_foreign", "recognise"]
 
 _HOMES = {
-    "TOOLS": "recognise", "recognise": "recognise", "Foreign": "admit", "admit": "admit", "read_foreign": "admit",
-}  # fmt: skip
+    "TOOLS": "tools",
+    "recognise": "tools",
+    "is_bundle": "tools",
+    "Foreign": "admission",
+    "read_foreign": "admission",
+    "admit": "admission",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'kvbench.store.importers' has no attribute {name!r}")
-    # `recognise` is a module too: importing it has put that under the name
-    globals()[name] = found = getattr(importlib.import_module(f"kvbench.store.importers.{_HOMES[name]}"), name)
-    return found
+    return getattr(importlib.import_module(f"kvbench.store.importers.{_HOMES[name]}"), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container
+from decimal import Decimal
 from typing import Any
 
 from kvbench.errors import printable
@@ -102,11 +103,14 @@ class Fields:
         return Malformed(f"{self.at(name)} is {short(self._values[name])}, expected {expected}")
 
 
-def written_number(text: object, path: str) -> float:
-    """Return the finite number that stands as ``text``. Raises Malformed for "nan", "inf" and anything else."""
+def written_number(text: object, path: str, power: int = 0) -> float:
+    """Return the finite number that stands as ``text`` times 10**power, the double nearest to it.
+
+    Raises Malformed for "nan", "inf" and anything else.
+    """
     if not isinstance(text, str) or not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
         raise Malformed(f"{path} is {short(text)}, expected a finite number")
-    return float(text)
+    return float(Decimal(text).scaleb(power))  # times 1e-9 would round twice
 
 
 def written_whole(text: object, path: str) -> int:

@@ -136,10 +136,11 @@ def _none(metric: str, reason: str) -> Figure:
 
 def _figure(metric: str, text: str, section: Section, where: str) -> Figure:
     """Return a latency printed in ns or a bandwidth printed in MB/s of 1e6 B."""
-    number = written_number(text, where)
     if metric == "latency":
-        return measured(Figure("latency", "s", "lower", number / 1e9, detail=section.detail), where)
-    return measured(Figure("bandwidth", "B/s", "higher", number * 1e6, detail=section.detail), where)
+        seconds = written_number(text, where, -9)
+        return measured(Figure("latency", "s", "lower", seconds, detail=section.detail), where)
+    rate = written_number(text, where, 6)
+    return measured(Figure("bandwidth", "B/s", "higher", rate, detail=section.detail), where)
 
 
 def _traffic(section: Section) -> dict[str, str | int]:

@@ -17,10 +17,12 @@ from kvbench.store.importers.fields import Fields, short, written_number
 from kvbench.store.importers.found import Figure, Found, FoundCase, left_out, measured, no_value
 from kvbench.store.importers.source import Malformed, Source, json_of
 
+Matrix = list[list[str | None]]  # cells as they stand, None for N/A
+
 TOOL = "nvbandwidth"
 MARK = re.compile(r'"nvbandwidth"\s*:\s*\{')
-_UNITS: Mapping[str, tuple[str, str, Better]] = {
-    "GB/s": ("bandwidth", "B/s", "higher"), "ns": ("latency", "s", "lower"),
+_UNITS: Mapping[str, tuple[str, str, Better, int]] = {
+    "GB/s": ("bandwidth", "B/s", "higher", 9), "ns": ("latency", "s", "lower", -9),
 }  # fmt: skip
 _UNIT = re.compile(r"\((GB/s|ns)\)\s*$")
 _WITHOUT = {"waived": "skipped", "not found": "skipped", "running": "failed", "error": "failed"}
@@ -64,7 +66,7 @@ def _cases(test: Fields) -> list[FoundCase]:
     if status.lower() in _WITHOUT:
         reason = f"nvbandwidth says {status}"
         reason += f": {test.word('error')}" if test.has("error") else ""
-        metric, unit, better = _UNITS["ns" if "latency" in name else "GB/s"]
+        metric, unit, better, _ = _UNITS["ns" if "latency" in name else "GB/s"]
         failed = _WITHOUT[status.lower()] == "failed"
         return [FoundCase(name, {}, (no_value(metric, unit, better, "failed" if failed else "skipped", reason),))]
     if status != "Passed":
@@ -75,7 +77,7 @@ def _cases(test: Fields) -> list[FoundCase]:
     if unit_found is None:
         reason = f"the file names no unit: {description}"
         return [FoundCase(name, {}, (no_value("bandwidth", "B/s", "higher", "skipped", reason),))]
-    metric, unit, better = _UNITS[unit_found[1]]
+    metric, unit, better, power = _UNITS[unit_found[1]]
     blocks = _blocks(test, description, matrix)
     out = []
     for part, block in zip(_PARTS if len(blocks) == 3 else ("",), blocks, strict=True):
@@ -87,29 +89,30 @@ def _cases(test: Fields) -> list[FoundCase]:
                     figure = no_value(metric, unit, better, "skipped", "the file says N/A")
                 else:
                     said = {"description": description}
-                    # divided, not multiplied by 1e-9, which no double is
-                    value = cell * 1e9 if unit == "B/s" else cell / 1e9
+                    value = written_number(cell, where, power)
                     figure = measured(Figure(metric, unit, better, value, flags=("no_size",), detail=said), where)
                 out.append(FoundCase(name, axes, (figure,)))
     return out
 
 
-def _matrix(test: Fields) -> list[list[float | None]]:
+def _matrix(test: Fields) -> Matrix:
     path = test.at("bandwidth_matrix")
-    rows: list[list[float | None]] = []
+    rows: Matrix = []
     for index, row in enumerate(test.items("bandwidth_matrix")):
         if not isinstance(row, list) or not row:
             raise Malformed(f"{path}[{index}] is {short(row)}, expected a row of the matrix")
-        cells = [None if cell == "N/A" else written_number(cell, f"{path}[{index}][{n}]") for n, cell in enumerate(row)]
-        if rows and len(cells) != len(rows[0]):
-            raise Malformed(f"{path}[{index}] has {len(cells)} cells, the rows before {len(rows[0])}")
-        rows.append(cells)
+        for column, cell in enumerate(row):
+            if cell != "N/A":
+                written_number(cell, f"{path}[{index}][{column}]")
+        if rows and len(row) != len(rows[0]):
+            raise Malformed(f"{path}[{index}] has {len(row)} cells, the rows before {len(rows[0])}")
+        rows.append([None if cell == "N/A" else cell for cell in row])
     if not rows:
         raise Malformed(f"{path} is missing in a test that passed")
     return rows
 
 
-def _blocks(test: Fields, description: str, matrix: list[list[float | None]]) -> list[list[list[float | None]]]:
+def _blocks(test: Fields, description: str, matrix: Matrix) -> list[Matrix]:
     """Return the matrices that were appended to each other: one, or first, second and their total.
 
     The sum the file gives is of the last one and says whether that reading is right. Raises Malformed where it is not.
@@ -118,14 +121,14 @@ def _blocks(test: Fields, description: str, matrix: list[list[float | None]]) ->
     size = len(matrix) // count
     blocks = [matrix[start : start + size] for start in range(0, len(matrix), size)]
     if test.has("sum"):
-        total = math.fsum(cell for row in blocks[-1] for cell in row if cell is not None)
+        total = math.fsum(float(cell) for row in blocks[-1] for cell in row if cell is not None)
         if not math.isclose(total, test.number("sum"), rel_tol=_PRINTED, abs_tol=1e-6):
             raise Malformed(f"{test.at('sum')} is {test.number('sum'):g}, but its matrix adds up to {total:g}")
     if count == 3:
         for first, second, whole in zip(*blocks, strict=True):
             for one, two, both in zip(first, second, whole, strict=True):
                 if (one is None, two is None) != (both is None, both is None) or not math.isclose(
-                    (one or 0.0) + (two or 0.0), both or 0.0, rel_tol=_PRINTED, abs_tol=1e-6
+                    float(one or 0) + float(two or 0), float(both or 0), rel_tol=_PRINTED, abs_tol=1e-6
                 ):
                     raise Malformed(f"{test.at('bandwidth_matrix')}: a total is not the sum of its two directions")
     return blocks

@@ -62,10 +62,11 @@ def _read(path: Path, most: int, limit: int | None) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"the file cannot be read ({reason})", where=str(path)) from None
-    with os.fdopen(descriptor, "rb", closefd=True) as file:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise UsageError("this is not a regular file", where=str(path), expected="a file to import")
+    info = os.fstat(descriptor)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(descriptor)
+        raise UsageError("this is not a regular file", where=str(path), expected="a file to import")
+    with os.fdopen(descriptor, "rb") as file:
         try:
             data = file.read(most) if limit is None or info.st_size <= limit else b""
         except OSError as error:

@@ -92,9 +92,13 @@ def error_of(got: Any, want: Any) -> float:
 
 
 def whole(
-    of: Shape, lengths: list[int], splits: int, *, spread: float = 1.0, poison: bool = True, exact_table: bool = False
-) -> str | None:
-    """Split and merge against the model; return what is wrong. Slots beyond the lengths hold NaN."""
+    of: Shape, lengths: list[int], splits: int, *, spread: float = 1.0, poison: bool = True, exact_table: bool = False,
+    factor: float = 1.0, more: int = 0,
+) -> str | None:  # fmt: skip
+    """Split and merge against the model; return what is wrong. Slots beyond the lengths hold NaN.
+
+    ``factor`` on the scale and ``more`` tokens than there are make it wrong.
+    """
     rng = np.random.default_rng(len(lengths) + splits)
     counts = np.array(lengths, np.int32)
     blocks = int((-(-counts // of.page)).sum()) + 2
@@ -118,7 +122,8 @@ def whole(
     chunk = -(-max(max(lengths), 1) // splits // tile) * tile or tile
     while chunk * splits < max(lengths):
         chunk += tile
-    part, logs = run_split(of, q, k, v, np.ascontiguousarray(table), counts, scale, splits, chunk)
+    part, logs = run_split(of, q, k, v, np.ascontiguousarray(table), counts + np.int32(more), scale * factor, splits,
+                           chunk)  # fmt: skip
     out, lse = run_merge(of, part, logs)
     for b, count in enumerate(lengths):
         tokens = np.arange(count)
@@ -223,6 +228,8 @@ def main() -> int:
     said["merge of nothing"] = merged([-math.inf] * 3, poisoned=True)
     said["merge of many"] = merged([float(n % 7) for n in range(37)])
     said["far"] = far()
+    said["a wrong scale"] = whole(Shape("fp32", 2, 1), [50], 2, factor=1.001)
+    said["a token too many"] = whole(Shape("fp32", 2, 1), [50], 2, more=1, poison=False)
     said["stray"] = stray()
     json.dump(said, sys.stdout)
     return 0

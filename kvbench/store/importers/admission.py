@@ -21,8 +21,8 @@ from kvbench.errors import UsageError, printable
 from kvbench.store.bundle import BundleWriter
 from kvbench.store.consistent import standing
 from kvbench.store.importers.found import Found, rows_of
-from kvbench.store.importers.recognise import PARSERS, TOOLS, recognise
 from kvbench.store.importers.source import Malformed, Source, read_source
+from kvbench.store.importers.tools import PARSERS, TOOLS, recognise
 from kvbench.store.wire import check_foreign_run
 
 if TYPE_CHECKING:

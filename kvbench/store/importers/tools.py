@@ -23,7 +23,7 @@ def recognise(path: str | Path) -> str | None:
 
     Raises UsageError when the file cannot be read, or carries the marks of several tools.
     """
-    head = read_head(path).decode("utf-8", "replace").removeprefix("\ufeff")
+    head = _head(path)
     if _BUNDLE.match(head):
         return None
     marked = [tool for tool, mark in _MARKS.items() if mark.search(head)]
@@ -33,3 +33,12 @@ def recognise(path: str | Path) -> str | None:
             mend="say which with --from",
         )  # fmt: skip
     return marked[0] if marked else None
+
+
+def is_bundle(path: str | Path) -> bool:
+    """Return whether the file begins as a bundle does. Raises UsageError when it cannot be read."""
+    return _BUNDLE.match(_head(path)) is not None
+
+
+def _head(path: str | Path) -> str:
+    return read_head(path).decode("utf-8", "replace").removeprefix("\ufeff")
