@@ -30,6 +30,7 @@ from kvbench.units import counted
 
 MIN_POINTS = 3
 MOST_DOTS = 30
+MOST_SIZE = 1 << 63  # more is no size of anything
 Setting = tuple[str, Scalar, Scalar]  # axis, value as typed, number behind it
 
 
@@ -61,7 +62,7 @@ def size_axis(rows: Sequence[Pooled]) -> str | None:
     for pooled in rows:
         for name in pooled.row.axes:
             size = size_of(pooled.row, name)
-            if size is None or isinstance(size, bool) or size < 1:
+            if size is None or isinstance(size, bool) or not 1 <= size < MOST_SIZE:
                 counts[name] = set()
                 continue
             counts.setdefault(name, set()).add(size)

@@ -76,10 +76,10 @@ def pool(side: int, runs: Sequence[Loaded], *, canaries: bool = False) -> list[P
     return [_pooled(side, rows, (rows[0].digest, rows[0].metric) in primary) for rows in ordered]
 
 
-def reading_order(pooled: Pooled) -> tuple[tuple[bool, float, str], ...]:
+def reading_order(pooled: Pooled) -> tuple[tuple[bool, int | float, str], ...]:
     """Return the key that sorts rows by their axes, in the order the bench declares them: numbers, then words."""
     return tuple(
-        (isinstance(value, str), float(value) if isinstance(value, int | float) else 0.0, str(value))
+        (isinstance(value, str), value if isinstance(value, int | float) else 0, str(value))
         for value in pooled.row.axes.values()
     )
 

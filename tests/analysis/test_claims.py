@@ -197,7 +197,8 @@ def test_facts_of_a_machine_and_what_it_does_not_tell() -> None:
         ("pcie_gen == 5", {"pcie_gen": None, "gpus": 1.0}, None, "not known"), ("gpus >= 2", {"gpus": 1.0}, False, "1"),
         ("pcie_gen == 5", {"pcie_gen": None, "gpus": 0.0}, False, "no GPU"), ("cores <= 4", {"cores": 4.0}, True, "4"),
         ("gpu_name has t4", {"gpu_name": "Tesla T4"}, True, "Tesla T4"), ("gpu_name has T4", {}, None, "not known"),
-        ("gpu_name has T4", {"gpu_name": "A10G"}, False, "A10G"), ("gpu_name >= 4", {"gpu_name": "x"}, None, "not known"),
+        ("gpu_name has T4", {"gpu_name": "A10G"}, False, "A10G"),
+        ("gpu_name >= 4", {"gpu_name": "x"}, None, "not known"),
     ],
 )  # fmt: skip
 def test_needs_have_three_answers(need: str, facts: dict[str, float | str | None], met: bool, found: str) -> None:

@@ -175,6 +175,7 @@ def test_numbers_only_a_file_has_are_shown_and_not_drawn() -> None:
     values = (1e-300, 1e300, -1.0, 0.0, 5e-324)
     rows = [case("s", "b", {"n": i}, value, unit="1", low=value, high=value) for i, value in enumerate(values)]
     rows.append(case("s", "b", {"n": 9}, 1.0, unit="1", low=2.0, high=3.0))
+    rows.append(case("s", "b", {"n": 10**400}, 1.0, unit="1"))
     made = make_report(Contents((side("a", [rows, rows]),), "now"))
     assert "1e+300" in Parsed(made.html).text
 

@@ -7,17 +7,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from kvbench.analysis.compare import Side, compare
 from kvbench.cli.main import main
 from kvbench.errors import UsageError
 from kvbench.machine.fingerprint import Fingerprint
+from kvbench.schemas import schema_for
 from kvbench.store.engine import Store, open_store
 from kvbench.store.importers import TOOLS, admit, read_foreign
 from kvbench.store.importers.admission import NOWHERE, TIME_UNKNOWN
 from tests.store.factories import HOSTILE
 from tests.store.importers.test_tools import DATA, FILES, changed, edited
+
+
+def valid(document: Any) -> None:
+    jsonschema.Draft202012Validator(schema_for(document["schema"])).validate(document)
 
 
 def this_machine() -> Fingerprint:
@@ -116,6 +122,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["import", *files, "--db", db, "--json"]) == 0
     out = capsys.readouterr()
     document = json.loads(out.out)
+    valid(document)
     assert [file["from"] for file in document["files"]] == list(FILES)
     assert "recognised by its content" in out.err
     assert main(["import", *files, "--db", db]) == 0
@@ -148,3 +155,32 @@ def test_one_bad_file_among_good_ones_leaves_no_database(tmp_path: Path, capsys:
         assert text in err
         assert len(err.splitlines()) == 1
         assert not db.exists()
+
+
+def test_hostile_files_in_every_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nasty = "x\x1b[31m[bold]<b>|`'; DROP TABLE runs; --\u202e\n=1+1"
+
+    def rename(document: Any) -> None:
+        entry = document["benchmarks"][0]
+        entry.update(fullname=f"t::{nasty.replace('[', '(')}", params={nasty: nasty}, extra_info={nasty: nasty})
+        document["machine_info"]["node"] = document["version"] = nasty
+        document[nasty] = 1
+
+    path = changed(tmp_path, "pytest-benchmark", rename)
+    db = str(tmp_path / "kv.db")
+    assert main(["import", str(path), "--db", db]) == 0
+    uuid = read_foreign(path).run.uuid
+    outputs = [capsys.readouterr()]
+    for command in (["runs"], ["show", uuid], ["show", uuid, "--json"], ["runs", "--json"]):
+        assert main([*command, "--db", db]) == 0
+        outputs.append(capsys.readouterr())
+    for form in ("markdown", "openmetrics", "json"):
+        target = tmp_path / f"out.{form}"
+        assert main(["export", uuid, str(target), "--format", form, "--db", db, "--json"]) == 0
+        written = capsys.readouterr()
+        valid(json.loads(written.out))
+        assert "\x1b" not in target.read_text(encoding="utf-8")
+        outputs.append(written)
+    assert all("\x1b" not in text for output in outputs for text in output)
+    with open_store(db) as store:
+        assert len(store.runs()) == 1

@@ -54,7 +54,8 @@ def test_a_plane_is_bilinear_flagged_outside_and_silent_beside_holes() -> None:
 def test_the_error_of_interpolating_is_that_of_points_left_out() -> None:
     found = LINE.error()  # 2 from 1 and 4: 4/3; 4 from 2 and 8: 8/3
     assert found.n == 2
-    assert found.worst == found.median == pytest.approx(1 / 3)
+    assert found.worst == pytest.approx(1 / 3)
+    assert found.median == pytest.approx(1 / 3)
     assert Line("gdec", (1, 2, 4), (3.0, 6.0, 12.0)).error().worst == pytest.approx(0.0)
     plane = PLANE.error()
     assert plane.n == 1
@@ -93,7 +94,8 @@ def row(table: str, near: str, tokens: int, requests: int, value: float | None, 
     }
     plain = {
         "suite": "neo", "bench": "cost_tables", "bench_version": 1, "metric": "stage_time", "axes": axes,
-        "value": value, "status": "ok" if value is not None else "skipped", "basis": "measured" if near == "cpu" else "modelled",
+        "value": value, "status": "ok" if value is not None else "skipped",
+        "basis": "measured" if near == "cpu" else "modelled",
     }  # fmt: skip
     return {**plain, **other}
 

@@ -57,7 +57,7 @@ def test_an_attention_that_does_nothing_fails_the_verification(rig: PacedRig, mo
     assert rig.far is not None
     rig.far.poison()
     monkeypatch.setattr(rig.far, "attend", lambda batch, layer: None)
-    with pytest.raises(VerifyError, match="got .NaN"):
+    with pytest.raises(VerifyError, match=r"got .NaN"):
         rig.verify()
 
 
