@@ -83,6 +83,8 @@ def check(claim: Claim, suites: Suites, machine: Machine, runs: Sequence[Loaded]
             continue
         try:
             finding = RULES[form.rule](points, **form.args)
+            if not math.isfinite(finding.value):
+                raise Undecided("what was found is no finite number")
         except Undecided as error:
             unmeasured = unmeasured or Check(claim, "NOT MEASURED", str(error), form, seen=seen, commands=how)
             continue
@@ -114,8 +116,6 @@ def label_of(form: Form, basis: Basis) -> str:
 
 def judge(claim: Claim, form: Form, found: Finding, basis: Basis) -> tuple[Verdict, str]:
     """Return the verdict on what was found and why."""
-    if not math.isfinite(found.value):
-        return "NOT REPRODUCED", "what was found is no finite number"
     if claim.kind == "shape":
         if found.holds:
             return "REPRODUCED", ""

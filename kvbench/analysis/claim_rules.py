@@ -18,6 +18,7 @@ from kvbench.units import format_value
 if TYPE_CHECKING:
     from kvbench.contract.result import Result, Scalar
 
+MOST = 1e150  # rounding what is larger overflows
 SLACK = 0.02  # what a step may go the other way, and what no difference is: run medians differ by so much (design 11)
 
 
@@ -91,8 +92,13 @@ def _axis_number(value: Scalar, axis: str) -> float:
         raise Undecided(f"{axis}={value} is no number to sort by") from None
 
 
+def _text(value: float, unit: str) -> str:
+    """Return ``value`` for reading; only a file can hold what no unit has a prefix for."""
+    return format_value(value, unit) if abs(value) < MOST else f"{value!r} {unit}"
+
+
 def _shown(point: Point) -> str:
-    return format_value(point.value, point.row.unit)
+    return _text(point.value, point.row.unit)
 
 
 def _same_unit(points: Sequence[Point]) -> str:
@@ -130,7 +136,7 @@ def value(rows: Points) -> Finding:
 def share(rows: Points, *, of: float) -> Finding:
     """The case `it` as a share of ``of``, a number the paper gives in the row's unit."""
     point = rows.one("it")
-    text = f"{_shown(point)} of {format_value(of, point.row.unit)}"
+    text = f"{_shown(point)} of {_text(of, point.row.unit)}"
     found = _over(point.value, of)
     if found is None:
         raise Undecided(f"{text} is no share")
@@ -283,7 +289,7 @@ def per_operation_law(rows: Points, *, most: float) -> Finding:
     grew = rates[-1][1] > rates[0][1] * (1.0 + SLACK)
     text = (
         f"{_shown(cost)} an operation ({cost.row.detail.get('law')} law), "
-        f"{format_value(rates[0][1], 'B/s')} at page {rates[0][0]} to {format_value(rates[-1][1], 'B/s')} "
+        f"{_text(rates[0][1], 'B/s')} at page {rates[0][0]} to {_text(rates[-1][1], 'B/s')} "
         f"at {rates[-1][0]}, residual {100 * residual.value:.0f} %"
     )
     holds = steady and grew and residual.value <= most

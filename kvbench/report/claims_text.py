@@ -26,10 +26,10 @@ AS = {"number": "", "shape": " as a shape", "direction": " as a direction"}
 
 def claims_text(checks: Sequence[Check], hw_class: str, *, everything: bool) -> str:
     """Return the report on ``checks``, judged on ``hw_class``; ``everything`` adds baselines, misreadings and rows."""
-    lines = [printable(f"{counted(len(checks), 'claim')} on {hw_class}: {_counts(checks)}", 300)]
+    lines = _wrapped(f"{counted(len(checks), 'claim')} on {hw_class}: {_counts(checks)}", "", "  ")
     for system in dict.fromkeys(check.claim.system for check in checks):
         members = [check for check in checks if check.claim.system == system]
-        lines += ["", f"{NAMES.get(system, system)}: {_counts(members)}"]
+        lines += ["", *_wrapped(f"{NAMES.get(system, system)}: {_counts(members)}", "", "  ")]
         for check in sorted(members, key=lambda each: ORDER.index(each.verdict)):
             lines += ["", *_claim(check, everything)]
     text = "\n".join(lines)
@@ -109,8 +109,12 @@ def _run(info: RunInfo) -> str:
 
 
 def _folded(title: str, text: str) -> list[str]:
+    return _wrapped(text, f"    {title:<8}" if title else "    ", " " * (12 if title else 4))
+
+
+def _wrapped(text: str, first: str, below: str) -> list[str]:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     return textwrap.wrap(
-        printable(text, 2_000), max(LEAST_WIDTH, width), initial_indent=f"    {title:<8}" if title else "    ",
-        subsequent_indent=" " * (12 if title else 4), break_on_hyphens=False,
+        printable(text, 2_000), max(LEAST_WIDTH, width), initial_indent=first, subsequent_indent=below,
+        break_on_hyphens=False,
     )  # fmt: skip

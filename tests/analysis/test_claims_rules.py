@@ -19,8 +19,8 @@ SWEEP = tuple[float, ...]
 
 def point(value: float, at: object = 0, *, half: float | None = None, **row: Any) -> Point:
     made = make_row(0, axes={"n": at}, unit=row.pop("unit", "1"), value=value, **row)
-    bounds = (None, None) if half is None else (value - half, value + half)
-    return Point(made, value, *bounds, ("run",))
+    low, high = (None, None) if half is None else (value - half, value + half)
+    return Point(made, value, low, high, ("run",))
 
 
 def sweep(*values: float, **row: Any) -> list[Point]:
@@ -42,7 +42,7 @@ def test_numbers_with_their_bounds() -> None:
     assert (share.low, share.high) == (13 / 64, 15 / 64)
     assert "64.0 GB/s" in share.text
     ratio = found("ratio", two(2.0, 1.0))
-    assert (ratio.value, ratio.low, ratio.high) == (2.0, pytest.approx(1.9 / 1.2), pytest.approx(2.1 / 0.8))
+    assert [ratio.value, ratio.low, ratio.high] == pytest.approx([2.0, 1.9 / 1.2, 2.1 / 0.8])
     assert found("difference", two(0.3, 0.1)).value == pytest.approx(0.2)
     gaps = {**two(100.0, 1.0), "other_top": [point(6.0)], "other_bottom": [point(2.0)]}
     assert found("ratio_of_ratios", gaps).value == pytest.approx(100 / 3)
@@ -145,7 +145,8 @@ ARGS: dict[str, dict[str, Any]] = {
     "share": {"of": 3.0}, "at_least": {"least": 1.0}, "at_most": {"most": 1.0}, "of_ceiling": {"least": 0.9},
     "within": {"least": 0.9, "most": 1.1}, "flat": {"axis": "n", "spread": 0.1}, "rising": {"axis": "n", "times": 2.0},
     "falling": {"axis": "n", "times": 2.0}, "climbs": {"axis": "n", "by": 0.1},
-    "saturates": {"axis": "n", "least": 0.9}, "proportional": {"axis": "n", "spread": 0.1}, "per_operation_law": {"most": 0.1},
+    "saturates": {"axis": "n", "least": 0.9}, "proportional": {"axis": "n", "spread": 0.1},
+    "per_operation_law": {"most": 0.1},
 }  # fmt: skip
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 UNITS = st.sampled_from(["1", "s", "B/s", "B", "[bold]"])
@@ -156,7 +157,7 @@ def hostile(draw: st.DrawFn) -> Point:
     value = draw(ANY)
     unit, at = draw(UNITS), draw(st.sampled_from([1, 2, 2.5, "all", None, True, "\x1b[31m"]))
     share = draw(st.none() | ANY)
-    detail = {f"page_{i}_Bps": draw(ANY) for i in range(draw(st.integers(0, 5)))}
+    detail: dict[str, Any] = {f"page_{i}_Bps": draw(ANY) for i in range(draw(st.integers(0, 5)))}
     row = Result(
         "ladder", "x", 1, {"n": at}, "m", unit, "higher", "0" * 64, "ok", value, fraction=share,
         ceilings=(Ceiling("[x]\n", draw(st.none() | ANY), "measured", ""),), detail=detail,
