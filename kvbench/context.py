@@ -61,6 +61,11 @@ class Arena:
         self._payload[key] = wanted
         return self._kept[key]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers kept for later cases."""
+        return sum(buffer.nbytes for buffer in self._kept.values())
+
     def end_case(self, failed: bool) -> None:
         """Give back what the case had for itself; after a failure everything, since nobody knows what it wrote."""
         for buffer in self._loose:

@@ -6,7 +6,10 @@ another version in another environment. This process only judges (design 11).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.analysis.compare import CLEAN, Loaded, Side, by_events, compare, window
 from kvbench.analysis.effect import LEAST_RUNS, MARGIN, margin
-from kvbench.analysis.gate import RUNS, Rule, flagged, halves, judge, look
+from kvbench.analysis.gate import RUNS, Rule, halves, judge, look
 from kvbench.analysis.gated import Gated, GateResult, Key, Word
 from kvbench.errors import EXIT_OK, KvbenchError, NoData, UsageError, printable
 
@@ -48,6 +51,12 @@ class Asked:
     def narrowed(self, benches: Sequence[str]) -> Asked:
         """Return the same with only ``benches`` (suite/bench)."""
         return replace(self, select=tuple(benches))
+
+
+def _tied() -> None:
+    """In the child: a gate that is killed takes its measurement with it (SIGTERM lets that store what it has)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 class Fresh:
@@ -83,7 +92,13 @@ class Fresh:
                 "this Python has no kvbench", where="--baseline-python", got=f"{self.python}: {printable(last)}",
                 expected="a Python 3.11 or newer in whose environment kvbench is installed",
             )  # fmt: skip
-        return found.stdout.strip()
+        where = found.stdout.strip()
+        if not Path(where).is_dir() or not where:
+            raise UsageError(
+                "this is no Python with kvbench", where="--baseline-python", got=f"{self.python}: {printable(where)!r}",
+                expected="a Python 3.11 or newer in whose environment kvbench is installed",
+            )  # fmt: skip
+        return where
 
     def runs(self, asked: Asked, count: int) -> list[BundleRun]:
         """Return ``count`` fresh runs. Raises UsageError for what that kvbench refuses, KvbenchError when it ends."""
@@ -94,13 +109,16 @@ class Fresh:
         # -P: without it the current folder comes before the environment, and both sides would be one checkout
         words = [self.python, "-P", "-m", "kvbench.cli.main", "run", *asked.words(), "--runs", str(count)]
         words += ["--bundle", str(bundle), *([] if self._store else ["--no-db"])]
-        child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=self._env)
+        child = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=self._env, errors="replace",
+            preexec_fn=_tied,
+        )  # fmt: skip
         last = ""
         assert child.stderr is not None
         try:
             for line in child.stderr:
                 last = line.strip() or last
-                if line.startswith(("stored ", "kvbench: ")):
+                if line.strip():
                     self._tell(f"{self.name}: {printable(line.strip(), 300)}")
             code = child.wait()
         except BaseException:
@@ -126,10 +144,10 @@ def against_stored(
     first, second = halves(baseline.runs)
     one = _look(first, candidate.runs, keys)
     again: Mapping[Key, _Values] = {}
-    wanted = _flagged(one, keys, calibrations)
+    wanted = _doubtful(one, keys, calibrations)
     if wanted and second is not None:
         benches = _benches(wanted, keys)
-        tell(f"gate: {len(wanted)} cases flagged, {RUNS} fresh runs of {' '.join(benches)}")
+        tell(f"gate: {len(wanted)} cases look slower, {RUNS} fresh runs of {' '.join(benches)}")
         again = _look(second, fresh.runs(asked.narrowed(benches), RUNS), {key: keys[key] for key in wanted})
     why = "" if second is not None else (
         f"flagged, but a baseline of {len(baseline.runs)} runs has none left to confirm with; 10 are needed"
@@ -143,16 +161,16 @@ def interleaved(base: Fresh, fresh: Fresh, asked: Asked, calibrations: Lookup, t
     Raises NoData when no case is on both.
     """
     a, b = _turns(base, fresh, asked, tell)
-    keys = _common(a, b)
-    if not keys:
+    keys = _valued(a)
+    if not keys.keys() & primaries(b).keys():
         raise NoData("no case has a value on both sides", where="kvbench gate", mend="see what `kvbench run` says")
     known = calibrations(b[0].info.hw_class, keys)
     one = _look(a, b, keys)
-    wanted = _flagged(one, keys, known)
+    wanted = _doubtful(one, keys, known)
     again: Mapping[Key, _Values] = {}
     if wanted:
         benches = _benches(wanted, keys)
-        tell(f"gate: {len(wanted)} cases flagged, looking again at {' '.join(benches)}")
+        tell(f"gate: {len(wanted)} cases look slower, looking again at {' '.join(benches)}")
         again = _look(*_turns(base, fresh, asked.narrowed(benches), tell), {key: keys[key] for key in wanted})
     return _result(Side("baseline", tuple(a)), Side("candidate", tuple(b)), one, again, keys, known, "")
 
@@ -210,12 +228,9 @@ def has_value(row: Result) -> bool:
     return row.status in CLEAN and row.value is not None and row.value > 0.0
 
 
-def _common(a: Sequence[Loaded], b: Sequence[Loaded]) -> dict[Key, Result]:
-    """Return the cases at least one run of the baseline has a value for, in its order."""
-    ours, theirs = primaries(a), primaries(b)
-    return {
-        key: rows[0] for key, rows in ours.items() if key in theirs and any(row.value is not None for row in rows)
-    }  # fmt: skip
+def _valued(runs: Sequence[Loaded]) -> dict[Key, Result]:
+    """Return the cases of the baseline at least one run has a value for; one the candidate lacks is not known."""
+    return {key: rows[0] for key, rows in primaries(runs).items() if any(row.value is not None for row in rows)}
 
 
 def _look(a: Sequence[Loaded], b: Sequence[Loaded], keys: Mapping[Key, Result]) -> dict[Key, _Values]:
@@ -236,11 +251,14 @@ def _rule(key: Key, values: _Values, calibrations: Mapping[Key, Calibration]) ->
     return Rule(least, None if known is None else known.run_sd)
 
 
-def _flagged(looked: Mapping[Key, _Values], keys: Mapping[Key, Result], known: Mapping[Key, Calibration]) -> list[Key]:
-    return [
-        key for key, values in looked.items()
-        if values.a and values.b and flagged(look(values.a, values.b, keys[key].better), _rule(key, values, known))
-    ]  # fmt: skip
+def _doubtful(looked: Mapping[Key, _Values], keys: Mapping[Key, Result], known: Mapping[Key, Calibration]) -> list[Key]:
+    """Return the cases whose loss is beyond what counts, by ranks or not: they are looked at again."""
+
+    def doubtful(key: Key, values: _Values) -> bool:
+        found = look(values.a, values.b, keys[key].better)
+        return found.loss > _rule(key, values, known).threshold
+
+    return [key for key, values in looked.items() if values.a and values.b and doubtful(key, values)]
 
 
 def _benches(wanted: Sequence[Key], keys: Mapping[Key, Result]) -> list[str]:

@@ -102,6 +102,7 @@ def make_plan(
             mend="kvbench list shows what can be combined",
         )  # fmt: skip
     seconds = sum(member.seconds.get(profile, DEFAULT_SECONDS[profile]) for member, _ in pairs)
+    seconds += sum(member.setup(case.axes) for member, case in pairs if member.setup)
     seconds += canary.expected_seconds(profile)
     disk = max((member.disk(case.axes) for member, case in pairs if member.disk), default=0)
     return Plan(tuple(pairs), profile, seconds, disk)

@@ -8,13 +8,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvbench import children
 from kvbench.contract.case import Case
 from kvbench.contract.result import Result
 from kvbench.errors import printable
@@ -41,7 +41,7 @@ class WorkerHandle:
         self._read, write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvbench.worker", str(write), str(os.getpid())],
+                children.python("kvbench.worker", str(write), str(os.getpid())),
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._log, pass_fds=(write,), process_group=0,
             )  # fmt: skip
         except OSError:

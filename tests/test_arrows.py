@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "kvbench"
 MAX_LINES = 500
 
-BASE = frozenset({"units", "errors", "data", "contract"})
+BASE = frozenset({"units", "errors", "children", "data", "contract"})
 MACHINE = BASE | {"machine"}
 BYTES = MACHINE | {"model", "kernels", "memory"}
 MOVERS = BYTES | {"transport", "attention"}
@@ -24,6 +24,7 @@ MOVERS = BYTES | {"transport", "attention"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "units": frozenset({"errors"}),
     "errors": frozenset(),
+    "children": frozenset(),
     "data": frozenset({"units", "errors"}),
     "contract": BASE,
     "machine": MACHINE,

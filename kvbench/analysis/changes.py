@@ -67,33 +67,92 @@ def _change(data: NDArray[np.float64], edges: Sequence[int], index: int, p: floa
 
 
 def _split(data: NDArray[np.float64], start: int, end: int, margin: float, found: list[tuple[int, float]]) -> None:
-    n = end - start
-    tried = n - 2 * SEGMENT + 1
-    if tried < 1:
-        return
+    """Find the split, or the stretch between two, that parts the ranks of ``data[start:end]`` most cleanly; recurse.
+
+    A level that comes back is no split: 30 points, 10 slower ones and 30 more differ in no two halves clearly enough.
+    """
     part = data[start:end]
-    ranks = _ranks(part)
+    if len(part) < 2 * SEGMENT or part.min() == part.max():
+        return
+    best: tuple[float, tuple[int, ...]] | None = None
+    for candidate in (_one_split(part), _stretch(part), _clean_stretch(part)):
+        if candidate is not None and candidate[0] < LEVEL and _apart(part, candidate[1], margin):
+            best = candidate if best is None or candidate[0] < best[0] else best
+    if best is None:
+        return
+    edges = [0, *best[1], len(part)]
+    found.extend((start + cut, best[0]) for cut in best[1])
+    for low, high in pairwise(edges):
+        _split(data, start + low, start + high, margin, found)
+
+
+def _apart(part: NDArray[np.float64], cuts: tuple[int, ...], margin: float) -> bool:
+    inside = part[cuts[0] : cuts[1]] if len(cuts) == 2 else part[cuts[0] :]
+    outside = np.concatenate([part[: cuts[0]], part[cuts[1] :]]) if len(cuts) == 2 else part[: cuts[0]]
+    low, high = sorted((float(np.median(inside)), float(np.median(outside))))
+    return high / low - 1.0 >= margin
+
+
+def _one_split(part: NDArray[np.float64]) -> tuple[float, tuple[int, ...]] | None:
+    """Return the corrected probability and the index of the best single split."""
+    n = len(part)
     left = np.arange(SEGMENT, n - SEGMENT + 1)
-    sums = np.cumsum(ranks)[left - 1]
-    spread = np.sqrt(left * (n - left) / 12.0 * (n + 1 - _ties(part) / (n * (n - 1))))
-    if not spread.all():
-        return  # one value throughout
-    distance = np.abs(sums - left * (n + 1) / 2.0)
-    scores = (distance - 0.5) / spread
     if n <= EXACT:
         tails = [_tail(list(part[:size]), list(part[size:])) for size in left.tolist()]
         best = int(np.argmin(tails))
-        p = min(1.0, 2.0 * tails[best] * tried)
-    else:
-        best = int(np.argmax(scores))
-        p = min(1.0, math.erfc(scores[best] / math.sqrt(2.0)) * tried)
-    at = start + int(left[best])
-    low, high = sorted((float(np.median(data[start:at])), float(np.median(data[at:end]))))
-    if p >= LEVEL or high / low - 1.0 < margin:
-        return
-    found.append((at, p))
-    _split(data, start, at, margin, found)
-    _split(data, at, end, margin, found)
+        return min(1.0, 2.0 * tails[best] * len(left)), (int(left[best]),)
+    scores = _scores(part, np.cumsum(_ranks(part))[left - 1], left)
+    best = int(np.argmax(scores))
+    return min(1.0, math.erfc(scores[best] / math.sqrt(2.0)) * len(left)), (int(left[best]),)
+
+
+def _stretch(part: NDArray[np.float64]) -> tuple[float, tuple[int, ...]] | None:
+    """Return the same for the best stretch inside, at least five points long with five before and after it."""
+    n = len(part)
+    if n < 3 * SEGMENT:
+        return None
+    total = np.concatenate([[0.0], np.cumsum(_ranks(part))])
+    first, last = np.triu_indices(n + 1, SEGMENT)
+    inner = (first >= SEGMENT) & (last <= n - SEGMENT)
+    first, last = first[inner], last[inner]
+    scores = _scores(part, total[last] - total[first], last - first)
+    best = int(np.argmax(scores))
+    cuts = (int(first[best]), int(last[best]))
+    return min(1.0, math.erfc(scores[best] / math.sqrt(2.0)) * len(first)), cuts
+
+
+def _clean_stretch(part: NDArray[np.float64]) -> tuple[float, tuple[int, ...]] | None:
+    """Return the same for a stretch that lies wholly above or below all the rest; its chance is exact: 2 / (n over m).
+
+    The normal law knows nothing so unlikely: five points below 120 others are one case in 10^8, and 3.8 deviations.
+    """
+    n = len(part)
+    windows = 0
+    best: tuple[float, tuple[int, int]] | None = None
+    least, most = np.minimum.accumulate(part), np.maximum.accumulate(part)
+    least_after, most_after = np.minimum.accumulate(part[::-1])[::-1], np.maximum.accumulate(part[::-1])[::-1]
+    low = high = part  # of every window, one point longer each round
+    for size in range(2, SEGMENT):
+        low, high = np.minimum(low[:-1], part[size - 1 :]), np.maximum(high[:-1], part[size - 1 :])
+    for size in range(SEGMENT, n - 2 * SEGMENT + 1):
+        low, high = np.minimum(low[:-1], part[size - 1 :]), np.maximum(high[:-1], part[size - 1 :])
+        starts = np.arange(SEGMENT, n - SEGMENT - size + 1)
+        windows += len(starts)
+        under = high[starts] < np.minimum(least[starts - 1], least_after[starts + size])
+        over = low[starts] > np.maximum(most[starts - 1], most_after[starts + size])
+        if (clean := np.flatnonzero(under | over)).size:
+            chance = 2.0 / math.comb(n, size)
+            if best is None or chance < best[0]:
+                best = chance, (int(starts[clean[0]]), int(starts[clean[0]]) + size)
+    return None if best is None else (min(1.0, best[0] * windows), best[1])
+
+
+def _scores(part: NDArray[np.float64], sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return how many standard deviations rank sums of so many points lie from what chance gives."""
+    n = len(part)
+    spread = np.sqrt(sizes * (n - sizes) / 12.0 * (n + 1 - _ties(part) / (n * (n - 1))))
+    found: NDArray[np.float64] = (np.abs(sums - sizes * (n + 1) / 2.0) - 0.5) / spread
+    return found
 
 
 def _tail(before: list[float], after: list[float]) -> float:

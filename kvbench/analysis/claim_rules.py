@@ -152,16 +152,6 @@ def ratio(rows: Points) -> Finding:
     )  # fmt: skip
 
 
-def ratio_of_ratios(rows: Points) -> Finding:
-    """(`top` / `bottom`) over (`other_top` / `other_bottom`): how much wider one gap is than another."""
-    one = _quotient(rows.one("top"), rows.one("bottom"))
-    other = _quotient(rows.one("other_top"), rows.one("other_bottom"))
-    found = _over(one, other)
-    if found is None:
-        raise Undecided(f"{one:.3g} over {other:.3g} is no ratio")
-    return Finding(found, "1", f"{one:.3g} against {other:.3g}")
-
-
 def difference(rows: Points) -> Finding:
     """`top` minus `bottom`, in their unit."""
     top, bottom = rows.one("top"), rows.one("bottom")
@@ -177,13 +167,6 @@ def at_least(rows: Points, *, least: float) -> Finding:
     worst = min(rows.all("it"), key=lambda point: point.value)
     text = f"{_shown(worst)}, at least {least:g} asked"
     return Finding(worst.value, worst.row.unit, text, worst.low, worst.high, worst.value >= least)
-
-
-def at_most(rows: Points, *, most: float) -> Finding:
-    """Every case `it` is at most ``most``; the worst one is shown."""
-    worst = max(rows.all("it"), key=lambda point: point.value)
-    text = f"{_shown(worst)}, at most {most:g} asked"
-    return Finding(worst.value, worst.row.unit, text, worst.low, worst.high, worst.value <= most)
 
 
 def of_ceiling(rows: Points, *, least: float) -> Finding:
@@ -204,6 +187,18 @@ def within(rows: Points, *, least: float, most: float) -> Finding:
     return Finding(found.value, "1", found.text, found.low, found.high, least <= found.value <= most)
 
 
+def ordered(rows: Points, *, names: Sequence[str]) -> Finding:
+    """The cases called ``names`` rise in that order, each by more than 2 %; found is the last over the first."""
+    points = [rows.one(name) for name in names]
+    if len(points) < 2:
+        raise Undecided("one case has no order")
+    total = _quotient(points[-1], points[0])
+    _same_unit(points)
+    rises = all(b.value > a.value * (1.0 + SLACK) for a, b in pairwise(points))
+    text = ", ".join(f"{name} {_shown(point)}" for name, point in zip(names, points, strict=True))
+    return Finding(total, "1", text, holds=rises, tends=total > 1.0 + SLACK)
+
+
 def flat(rows: Points, *, axis: str, spread: float) -> Finding:
     """`it` changes by no more than ``spread`` over ``axis``: greatest over least, minus one."""
     along = rows.along("it", axis)
@@ -216,21 +211,11 @@ def flat(rows: Points, *, axis: str, spread: float) -> Finding:
 
 def rising(rows: Points, *, axis: str, times: float, slack: float = SLACK) -> Finding:
     """`it` never falls along ``axis`` by more than ``slack`` (relative) and ends ``times`` as large as it begins."""
-    return _monotone(rows, axis, times, slack, up=True)
-
-
-def falling(rows: Points, *, axis: str, times: float, slack: float = SLACK) -> Finding:
-    """`it` never rises along ``axis`` by more than ``slack`` (relative) and begins ``times`` as large as it ends."""
-    return _monotone(rows, axis, times, slack, up=False)
-
-
-def _monotone(rows: Points, axis: str, times: float, slack: float, *, up: bool) -> Finding:
     along = rows.along("it", axis)
     points = [point for _, point in along]
     _same_unit(points)
-    ordered = points if up else points[::-1]
-    total = _quotient(ordered[-1], ordered[0])
-    steady = all(b.value >= a.value * (1.0 - slack) for a, b in pairwise(ordered))
+    total = _quotient(points[-1], points[0])
+    steady = all(b.value >= a.value * (1.0 - slack) for a, b in pairwise(points))
     text = " ".join(f"{at:g}:{_shown(point)}" for at, point in along)
     return Finding(total, "1", f"{axis} {text}", holds=steady and total >= times, tends=total > 1.0 + SLACK)
 
@@ -304,7 +289,7 @@ def nothing(rows: Points) -> Finding:
 
 RULES: Mapping[str, Callable[..., Finding]] = {
     rule.__name__: rule for rule in (
-        value, share, ratio, ratio_of_ratios, difference, at_least, at_most, of_ceiling, within, flat, rising, falling,
-        climbs, proportional, saturates, per_operation_law, nothing,
+        value, share, ratio, difference, at_least, of_ceiling, within, ordered, flat, rising, climbs, proportional,
+        saturates, per_operation_law, nothing,
     )
 }  # fmt: skip

@@ -97,7 +97,8 @@ class Against:
     """Side ``index`` held against the first: its rows, what is only on one side, and what differs about the machines.
 
     ``hardware`` and ``environment``: field, value on the first side, value here. ``moved``: canaries that moved beyond
-    the margin on the same hardware, which taints everything. ``balance``: a warning when nearly all rows lean one way.
+    the margin on the same hardware, which taints everything. ``balance``: a warning when nearly all rows lean one way;
+    ``profiles``: one when they were not measured at the same profile.
     """
 
     index: int
@@ -109,6 +110,7 @@ class Against:
     canaries: tuple[Row, ...]
     moved: tuple[str, ...]
     balance: str
+    profiles: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,14 @@ def _against(index: int, first: Side, other: Side) -> Against:
     return Against(
         index, tuple(rows), tuple(found[0] for found in left.values()), tuple(found[0] for found in right.values()),
         tuple(differences(_key(first), _key(other))), tuple(differences(_env(first), _env(other))),
-        canaries, moved, _balance(rows) if same_hardware else "",
+        canaries, moved, _balance(rows) if same_hardware else "", _profiles(first, other),
     )  # fmt: skip
+
+
+def _profiles(*sides: Side) -> str:
+    """Return a warning when runs of several profiles meet: a smoke run's median has another spread."""
+    named = ["+".join(sorted({run.info.profile for run in side.runs})) for side in sides]
+    return "" if len(set(named)) == 1 and "+" not in named[0] else f"profiles differ: {' against '.join(named)}"
 
 
 def _key(side: Side) -> Mapping[str, Any]:

@@ -68,19 +68,22 @@ def enough(found: Effect) -> bool:
 
 
 def judge(first: Effect, rule: Rule, second: Effect | None = None, *, why_no_second: str = "") -> Judged:
-    """Return the gate's judgement of a case from its first look and, where that flagged, the second one.
+    """Return the gate's judgement of a case from its first look and, where that showed a loss, the second one.
 
-    ``why_no_second`` says why a flagged case could not be looked at again: then it is unknown, never a regression.
+    ``why_no_second`` says why such a case could not be looked at again: then it is unknown, never a regression. A loss
+    beyond the threshold in both looks that ranks do not both confirm is unknown too: passing it would be a guess.
     """
     if not enough(first):
         return _unknown(first, f"{first.runs_a} and {first.runs_b} runs, {LEAST_RUNS} a side are needed")
-    if flagged(first, rule):
-        if second is None:
-            return _unknown(first, why_no_second or "flagged, and not looked at again")
-        if flagged(second, rule):
-            return Judged("SLOWER", "regression", f"{second.loss:+.1%} time, confirmed by fresh runs", second)
-        return _settled(second, rule, "flagged once, not by fresh runs")
-    return _settled(first, rule, "")
+    if first.loss <= rule.threshold:
+        return _settled(first, rule, "")
+    if second is None:
+        return _unknown(first, why_no_second or f"{first.loss:+.1%} time, and not looked at again")
+    if second.loss <= rule.threshold:
+        return _settled(second, rule, f"{first.loss:+.1%} once, not by fresh runs")
+    if flagged(first, rule) and flagged(second, rule):
+        return Judged("SLOWER", "regression", f"{second.loss:+.1%} time, confirmed by fresh runs", second)
+    return _unknown(second, f"{first.loss:+.1%} and {second.loss:+.1%} time, too mixed between runs to tell")
 
 
 def _settled(found: Effect, rule: Rule, reason: str) -> Judged:

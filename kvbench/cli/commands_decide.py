@@ -127,7 +127,7 @@ def _against(other: Against, found: Sequence[Shape]) -> dict[str, Any]:
         "side": other.index, "missing": only(other.missing), "extra": only(other.extra),
         "hardware": fields(other.hardware), "environment": fields(other.environment),
         "canaries": [row_document(row) for row in other.canaries], "moved": list(other.moved),
-        "balance": other.balance or None,
+        "balance": other.balance or None, "profiles": other.profiles or None,
         "shapes": [
             {
                 "suite": shape.curve.suite, "bench": shape.curve.bench, "axis": shape.curve.axis,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,18 +91,27 @@ def gate(
     if no_db and baseline is not None and not Path(baseline).is_file():
         raise UsageError("stored runs lie in the database", where="--no-db", got=baseline, expected="a bundle file")
     outputs = _outputs(verdict, junit, summary)
-    if not no_db:
-        check_store(db)
+    with _told(outputs), _terminated():
+        found, calibration = _measured(
+            baseline, baseline_python, select or [], axis or [], profile, scratch, bundles, no_calibration, db, no_db
+        )  # fmt: skip
+        _report(found, calibration, outputs, everything=everything, json=json)
+
+
+def _measured(
+    baseline: str | None, baseline_python: str | None, select: Sequence[str], axis: Sequence[str], profile: str | None,
+    scratch: str | None, bundles: Path | None, no_calibration: bool, db: str | None, no_db: bool,
+) -> tuple[GateResult, dict[str, Any] | None]:  # fmt: skip
     from kvbench.gating import Asked
 
+    if not no_db:
+        check_store(db)
     chosen = None if profile is None else known_profile(profile)
-    asked = Asked(tuple(select or ()), tuple(axis or ()), chosen or "quick", scratch)
+    asked = Asked(tuple(select), tuple(axis), chosen or "quick", scratch)
     if baseline is not None:
-        found, calibration = _stored(baseline, asked, chosen, bundles, no_calibration, db, no_db)
-    else:
-        assert baseline_python is not None
-        found, calibration = _interleaved(baseline_python, asked, bundles, no_calibration, db, no_db)
-    _report(found, calibration, outputs, everything=everything, json=json)
+        return _stored(baseline, asked, chosen, bundles, no_calibration, db, no_db)
+    assert baseline_python is not None
+    return _interleaved(baseline_python, asked, bundles, no_calibration, db, no_db)
 
 
 def _stored(
@@ -136,17 +146,23 @@ def _stored(
         )  # fmt: skip
     asked = replace(asked, profile=profiles[0])
     planned = planned_digests(asked)
-    keys = {
-        key: rows[0] for key, rows in primaries(kept.runs).items()
-        if key[0] in planned and any(row.value is not None for row in rows)
+    valued = {
+        key: rows[0] for key, rows in primaries(kept.runs).items() if any(row.value is not None for row in rows)
     }  # fmt: skip
+    keys = {key: row for key, row in valued.items() if key[0] in planned}
     if not keys:
         raise NoData(
             "the baseline has a value for none of the selected cases", where=f"--baseline {baseline}",
             mend=f"kvbench show {printable(baseline)} lists what it has",
         )  # fmt: skip
+    if not asked.axes:  # a case that was removed, renamed or given a new version is not known, and never a pass
+        words = asked.select
+        keys |= {
+            key: row for key, row in valued.items()
+            if not words or row.suite in words or f"{row.suite}/{row.bench}" in words
+        }  # fmt: skip
     if not asked.select:  # what the baseline does not have need not be measured
-        asked = asked.narrowed(sorted({f"{row.suite}/{row.bench}" for row in keys.values()}))
+        asked = asked.narrowed(sorted({f"{row.suite}/{row.bench}" for key, row in keys.items() if key[0] in planned}))
     known, calibration = _calibrations(here.hw_class, here.env, keys, bare, db)
     with bundle_folder(bundles) as folder:
         fresh = Fresh(sys.executable, "candidate", folder, say, store=not no_db, db=db)
@@ -272,6 +288,52 @@ def _gate_row(case: Gated) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@contextlib.contextmanager
+def _told(outputs: Mapping[str, Path]) -> Iterator[None]:
+    """Keep the verdict file true however the gate ends: it says at once that there is no verdict yet."""
+    _no_verdict(outputs, "the gate has not ended", EXIT_NO_DATA)
+    try:
+        yield
+    except KvbenchError as error:
+        _no_verdict(outputs, str(error), error.exit_code)
+        raise
+    except KeyboardInterrupt:
+        _no_verdict(outputs, "the gate was stopped", EXIT_NO_DATA)
+        raise
+
+
+def _no_verdict(outputs: Mapping[str, Path], reason: str, code: int) -> None:
+    from xml.sax.saxutils import quoteattr
+
+    document = {
+        "schema": VERDICTS_SCHEMA, "command": "gate", "verdict": "NO_DATA", "exit_code": code,
+        "reason": printable(reason, 2_000), "calibration": None, "sides": [], "rows": [], "against": [],
+    }  # fmt: skip
+    suite = (
+        '<?xml version="1.0" encoding="utf-8"?>\n<testsuite name="kvbench gate" tests="1" errors="1" failures="0">'
+        f'<testcase classname="kvbench" name="gate"><error message={quoteattr(printable(reason, 2_000))}/></testcase>'
+        "</testsuite>\n"
+    )
+    for name, text in (("verdict", _json_text(document)), ("junit", suite)):
+        if name in outputs:
+            with contextlib.suppress(OSError):
+                outputs[name].write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C: the measuring process is stopped, temporary files go, the verdict file says so."""
+
+    def handler(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def known_profile(word: str) -> str:
     if word not in PROFILES:
         raise UsageError("unknown profile", where="--profile", got=word, expected=" ".join(PROFILES))
@@ -301,6 +363,10 @@ def _outputs(verdict: Path | None, junit: Path | None, summary: Path | None) -> 
     if summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
         summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
     found = {name: path for name, path in (("verdict", verdict), ("junit", junit), ("summary", summary)) if path}
+    places = {name: path.absolute() for name, path in found.items()}
+    for name, path in places.items():
+        if twin := next((other for other in places if other < name and places[other] == path), None):
+            raise UsageError("one file for two outputs", where=f"--{twin} and --{name}", got=str(path))
     for name, path in found.items():
         try:
             with path.open("a"):

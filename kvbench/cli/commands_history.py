@@ -112,9 +112,14 @@ def annotate(
         if case is not None:
             cases = find_cases(store, case, axis or [], MOST)
             digests = [known.digest for known in cases]
-            for known in cases:
-                if not any(hw == runs[0].hw_class for _, hw in store.series_keys(known.digest)):
-                    raise UsageError("that hardware never measured this case", where="--run", got=run)
+            if len(cases) > 1:
+                raise UsageError(
+                    f"{len(cases)} cases match, and a level is accepted for one", got=" ".join([case, *(axis or [])]),
+                    mend=f"narrow it: -a {next(iter(cases[0].axes), 'AXIS')}=VALUE",
+                )  # fmt: skip
+            rows = [row for row in store.results(runs[0].uuid) if row.digest == cases[0].digest]
+            if not any(row.value is not None for row in rows):
+                raise UsageError("that run has no value for this case", where="--run", got=run)
         notes = [
             store.annotate(text, hw_class=runs[0].hw_class, run_uuid=runs[0].uuid, case_digest=digest)
             for digest in digests

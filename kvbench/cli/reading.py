@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.cli.output import say
+from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
     from kvbench.store import LoadedRun, Store
@@ -21,21 +22,28 @@ def reading(db: str | None) -> Store:
 
 
 def is_bundle(selector: str) -> bool:
-    """Return whether ``selector`` is read as a bundle file; by its name, also one that read_bundle will miss."""
+    """Return whether ``selector`` is read as a bundle file: there is a file of that name."""
     with contextlib.suppress(OSError, ValueError):  # a name no file system takes is no bundle
-        if Path(selector).is_file():
-            return True
-    return selector.endswith((".jsonl", ".jsonl.gz"))
+        return Path(selector).is_file()
+    return False
 
 
 def load_runs(selector: str, db: str | None) -> Sequence[LoadedRun]:
-    """Return what ``selector`` names; a bundle file needs no database."""
+    """Return what ``selector`` names; a bundle file needs no database.
+
+    A label may end as a bundle does: where there is no such file it is looked for in the database.
+    """
     from kvbench.store import LoadedRun, read_bundle
 
-    if is_bundle(selector):
-        found = read_bundle(selector)
-        for notice in found.notices:
-            say(f"kvbench: {notice}")
-        return [LoadedRun(run.info, run.results) for run in found.runs]
-    with reading(db) as store:
-        return store.load(selector)
+    if not is_bundle(selector):
+        try:
+            with reading(db) as store:
+                return store.load(selector)
+        except UsageError:
+            if db is not None or not selector.endswith((".jsonl", ".jsonl.gz")):
+                raise
+    # a file that is there, or a name that is most likely one: then the line says that it is not there
+    found = read_bundle(selector)
+    for notice in found.notices:
+        say(f"kvbench: {notice}")
+    return [LoadedRun(run.info, run.results) for run in found.runs]

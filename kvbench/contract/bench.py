@@ -23,8 +23,9 @@ class Bench:
     """A declared bench. ``metric``, ``unit`` and ``better`` describe the primary metric (the first row of a case).
 
     ``where`` drops combinations of axis values that mean nothing; ``disk`` is the scratch bytes a case writes;
-    ``seconds`` maps a profile to what one case is expected to take, for the estimate printed before a run, and
-    ``limit`` is how many times longer than the profile's cap a case may run before its worker is killed.
+    ``seconds`` maps a profile to what one case is expected to take, for the estimate printed before a run, ``setup``
+    adds what axis values beyond those of the profiles make of it, and ``limit`` is how many times longer than the
+    profile's cap a case may run before its worker is killed.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Bench:
     doc: str = ""
     where: Callable[[Mapping[str, Value]], bool] | None = None
     disk: Callable[[Mapping[str, Value]], int] | None = None
+    setup: Callable[[Mapping[str, Value]], float] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     limit: float = 60.0
     extra_metrics: tuple[str, ...] = ()
@@ -70,7 +72,8 @@ class Bench:
 def bench(
     *, version: int, metric: str, unit: str, better: Better, where: Callable[[Mapping[str, Value]], bool] | None = None,
     disk: Callable[[Mapping[str, Value]], int] | None = None, seconds: Mapping[str, float] | None = None,
-    limit: float = 60.0, extra_metrics: Sequence[str] = (), **axes: Axis,
+    setup: Callable[[Mapping[str, Value]], float] | None = None, limit: float = 60.0,
+    extra_metrics: Sequence[str] = (), **axes: Axis,
 ) -> Callable[[Body], Bench]:  # fmt: skip
     """Declare the decorated function as a bench; raises ValueError when the declaration contradicts itself."""
     if version < 1:
@@ -91,7 +94,7 @@ def bench(
             raise ValueError(f"bench {body.__name__} has no docstring: it is what `kvbench list` shows")
         return Bench(
             body.__name__, version, metric, unit, better, dict(axes), body, doc=doc, where=where, disk=disk,
-            seconds=dict(seconds or {}), limit=limit, extra_metrics=tuple(extra_metrics),
+            setup=setup, seconds=dict(seconds or {}), limit=limit, extra_metrics=tuple(extra_metrics),
         )  # fmt: skip
 
     return declare

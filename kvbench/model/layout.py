@@ -12,18 +12,19 @@ Layouts as in SGLang's host pools (shape per plane; K and V are separate buffers
 
 from __future__ import annotations
 
-import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.errors import UsageError
+from kvbench.errors import Unavailable, UsageError
 from kvbench.model.geometry import KVGeometry, check_layout
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 OFFSET_LIMIT = 1 << 62  # what an int64 offset still holds with room for sums
+MOST_FRAGMENTS = 1 << 24  # of one set: its tables take 24 bytes a fragment, making them several times that
 # Dimensions of a plane, outermost first; every layout ends with the bytes of a head.
 ORDERS: dict[str, tuple[str, ...]] = {
     "layer_first": ("layer", "page", "token", "head"),
@@ -153,26 +154,55 @@ def moves(
     by layer.
 
     Raises UsageError for pools of different geometry or page size, indices that are not whole numbers, of different
-    length or outside their pool, and a target page named twice.
+    length or outside their pool, and a target page named twice; Unavailable, before any is made, for more than
+    ``MOST_FRAGMENTS`` fragments.
     """
     _same_pages(src_pool, dst_pool)
-    source, target, skipped = _indices(src_pool, dst_pool, src_pages, dst_pages)
     chosen = _layers(src_pool.geometry, layers)
+    each = page_fragments(src_pool, dst_pool, chosen)
+    check_fragments(each * np.size(src_pages), f"{np.size(src_pages)} pages of {src_pool.page_tokens} tokens")
+    source, target, skipped = _indices(src_pool, dst_pool, src_pages, dst_pages)
     src, dst, extents = src_pool.strides(), dst_pool.strides(), dst_pool.extents()
     extents["layer"] = len(chosen)
     run, rest = _inner_run(src, dst, extents, src_pool.geometry.head_bytes)
     rest.sort(key=(src if follow == "source" else dst).__getitem__, reverse=True)
-    inner = list(itertools.product(*(range(extents[name]) for name in rest)))
-    steps = np.array(inner, np.int64).reshape(len(inner), len(rest))
-    first = chosen.start
-    from_inner = steps @ np.array([src[name] for name in rest], np.int64) + first * src["layer"]
-    to_inner = steps @ np.array([dst[name] for name in rest], np.int64) + first * dst["layer"]
+    from_inner, to_inner = (
+        _steps([(extents[name], step[name]) for name in rest]) + chosen.start * step["layer"] for step in (src, dst)
+    )
     pages_merge = src["page"] == run and dst["page"] == run
     froms, tos = (
         _spread(index * step["page"], offsets, pages_merge)
         for index, step, offsets in ((source, src, from_inner), (target, dst, to_inner))
     )
     return _merged(froms, tos, run, len(source), skipped)
+
+
+def page_fragments(src_pool: Pool, dst_pool: Pool, layers: range | None = None) -> int:
+    """Return how many fragments one page falls into between the pools, from their geometry alone.
+
+    Neighbouring pages that merge are not counted here. Raises UsageError for pools and layers :func:`moves` refuses.
+    """
+    _same_pages(src_pool, dst_pool)
+    extents = dst_pool.extents() | {"layer": len(_layers(src_pool.geometry, layers))}
+    _, rest = _inner_run(src_pool.strides(), dst_pool.strides(), extents, src_pool.geometry.head_bytes)
+    return math.prod(extents[name] for name in rest)
+
+
+def check_fragments(count: int, where: str) -> None:
+    """Raise Unavailable for more than ``MOST_FRAGMENTS`` fragments in one set."""
+    if count > MOST_FRAGMENTS:
+        raise Unavailable(
+            "too many fragments for one set", where=where, got=f"{count} fragments",
+            expected=f"at most {MOST_FRAGMENTS}", mend="choose fewer bytes, smaller pages, or larger fragments",
+        )  # fmt: skip
+
+
+def _steps(walk: list[tuple[int, int]]) -> Offsets:
+    """Return the offsets of all indices of ``walk``'s (extent, stride) pairs, outermost first."""
+    found = np.zeros(1, np.int64)
+    for extent, stride in walk:
+        found = (found[:, None] + np.arange(extent, dtype=np.int64) * stride).ravel()
+    return found
 
 
 def _same_pages(src_pool: Pool, dst_pool: Pool) -> None:

@@ -73,8 +73,7 @@ def _counts(other: Against) -> list[str]:
     elif other.canaries:
         ratios = ", ".join(f"{row.bench} {row.ratio:.3f}x" for row in other.canaries if row.ratio is not None)
         lines.append(printable(f"  canaries: {ratios or 'without values'}", 400))
-    if other.balance:
-        lines.append(f"  warning: {other.balance}")
+    lines += [f"  warning: {text}" for text in (other.profiles, other.balance) if text]
     return lines
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from kvbench.contract.result import RUN_STATUSES, Result, RunInfo, RunStatus
 from kvbench.errors import StoreError, UsageError, printable
 from kvbench.store.consistent import Standing, standing
+from kvbench.store.opened import refuse_open_database
 from kvbench.store.wire import (
     check_case,
     check_digest,
@@ -45,6 +46,7 @@ class BundleWriter:
         self._ended: dict[str, str | None] = {}
         if self.path.is_symlink():
             raise UsageError("this is a symbolic link", where=str(path), mend="give another --bundle")
+        refuse_open_database(self.path, "a new file")
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
@@ -275,6 +277,7 @@ def iter_bundle(path: str | Path) -> Iterator[Line]:
     """Yield the checked lines of a bundle in order, one in memory at a time. Raises UsageError naming file and line."""
     path = Path(path)
     reader = _Reader(path)
+    refuse_open_database(path, "a bundle file")
     try:
         # O_NONBLOCK: opening a named pipe must not hang
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from kvbench.errors import KvbenchError, MissingExtra, StoreError, UsageError
+from kvbench.store.opened import hold_open
 from kvbench.store.target import Target
 
 BUSY_TIMEOUT_S = 30
@@ -59,6 +60,7 @@ class Database:
         self.target, self.engine, self.notices = target, engine, notices
         self._writer = engine.execution_options(**{_WRITES: True})
         self._reader = engine
+        self._closed: Callable[[], None] | None = None
         if target.kind == "postgresql":
             self._reader = engine.execution_options(isolation_level="REPEATABLE READ")
 
@@ -125,8 +127,15 @@ class Database:
             time.sleep(random.uniform(0.0, 0.05 * 2**attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def hold(self) -> None:
+        """Note that the file is open here, until :meth:`close`; it has been made by now."""
+        if self.target.path is not None and self._closed is None:
+            self._closed = hold_open(self.target.path)
+
     def close(self) -> None:
         self.engine.dispose()
+        if self._closed is not None:
+            self._closed()
 
 
 def sqlite_engine(target: Target, uri: str, *, query_only: bool) -> Engine:

@@ -122,6 +122,7 @@ def open_database(target: Target, *, create: bool, readonly: bool, any_version: 
     database = Database(target, engine, notices)
     try:
         _prepare(database, create=create, network=network, readonly=readonly, any_version=any_version)
+        database.hold()
     except BaseException:
         database.close()
         raise

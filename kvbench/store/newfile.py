@@ -10,19 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvbench.errors import StoreError, UsageError
+from kvbench.store.opened import refuse_database
 
 
 @contextlib.contextmanager
 def new_file(path: str | Path, *, force: bool = False) -> Iterator[Path]:
     """Yield a temporary file beside ``path`` that becomes ``path`` when the block ends well.
 
-    Raises UsageError when ``path`` is there (unless ``force`` and it is a regular file) or cannot be made, StoreError
-    when writing fails.
+    Raises UsageError when ``path`` is there (unless ``force`` and it is a regular file, but never a database) or cannot
+    be made, StoreError when writing fails.
     """
     path = Path(path)
     taken = UsageError("the file is there already", where=str(path), mend="give another name; nothing was changed")
-    if _refuse_special(path) and not force:
-        raise taken
+    if _refuse_special(path):
+        if not force:
+            raise taken
+        refuse_database(path, "a file to write")
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
@@ -67,7 +70,8 @@ def _settle(temporary: Path, path: Path, force: bool) -> None:
     finally:
         os.close(descriptor)
     if force:
-        _refuse_special(path)  # it may have become one since
+        if _refuse_special(path):  # it may have become one since
+            refuse_database(path, "a file to write")
         os.replace(temporary, path)
         return
     try:

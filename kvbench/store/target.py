@@ -12,10 +12,10 @@ from typing import Literal
 from urllib.parse import parse_qsl, unquote
 
 from kvbench.errors import UsageError
+from kvbench.store.opened import SQLITE_MAGIC, part_of_open, refuse_open_database
 
 Kind = Literal["sqlite", "postgresql"]
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
 MIN_FREE_BYTES = 1 << 20  # below this not even the schema and one case fit
 
 # POSIX locks and a shared-memory WAL index do not reach across machines (sqlite.org/wal.html, "all processes on the
@@ -150,9 +150,9 @@ def is_network(file_system: str | None) -> bool:
 def check_file(target: Target, *, create: bool, write: bool) -> bool:
     """Check that ``target``'s path can be a database and return whether one is there already.
 
-    Reads at most 16 bytes. Raises UsageError for a directory, a device, a file of another kind, a missing file
-    (unless ``create``), a missing or unwritable folder, a read-only file. Creates the folder of the default path only,
-    in a home directory that is there.
+    Reads at most 16 bytes, and none of a file that is open here. Raises UsageError for a directory, a device, a file of
+    another kind, a missing file (unless ``create``), a missing or unwritable folder, a read-only file. Creates the
+    folder of the default path only, in a home directory that is there.
     """
     path = target.path
     assert path is not None
@@ -175,8 +175,12 @@ def check_file(target: Target, *, create: bool, write: bool) -> bool:
     if not stat.S_ISREG(info.st_mode):
         raise UsageError("this is not a regular file", where=where, expected="a database file")
     try:
-        with path.open("rb") as file:
-            head = file.read(len(SQLITE_MAGIC))
+        if part_of_open(path) == "":
+            head = SQLITE_MAGIC
+        else:
+            refuse_open_database(path, "a database file")
+            with path.open("rb") as file:
+                head = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise UsageError(
             f"cannot be read ({error.strerror})", where=where, mend="mend its permissions or give another --db"

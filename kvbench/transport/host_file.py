@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,19 +12,22 @@ from functools import partial
 import numpy as np
 
 from kvbench.errors import Unavailable, UsageError
-from kvbench.memory import payload
-from kvbench.memory.file import FILE_UNIT, ScratchFile
-from kvbench.memory.readers import probe_counter, read_bytes
+from kvbench.memory import libc, payload
+from kvbench.memory.file import FILE_UNIT, MEMORY_FILE_SYSTEMS, ScratchFile
+from kvbench.memory.host import preflight
+from kvbench.memory.readers import CACHED_LEAST, probe_counter, read_bytes
 from kvbench.transport.host_job import CHUNK, GUARD, KEPT, Bytes, HostJob, HostTransport, MemoryEnd, Rows, Scalar
 
 FALLBACK = "buffered_fallback"
+DROP_WAITS = (0.0, 0.001, 0.005, 0.02, 0.1)  # seconds before each try: pages of a readahead under way cannot be dropped
 Values = int | list[int] | Rows
 
 
 class FileEnd:
     """A pool of ``nbytes`` between guards in ``file``, whose content is the payload of the file's seed.
 
-    ``direct_fd`` reads and writes with O_DIRECT, None where that does not work (``direct_reason``).
+    ``direct_fd`` reads and writes with O_DIRECT, None where that does not work (``direct_reason``). ``flags`` say what
+    kind of file its passes are about: ``file_in_memory``, ``cache_unknown``.
     """
 
     def __init__(self, file: ScratchFile, nbytes: int) -> None:
@@ -39,8 +43,12 @@ class FileEnd:
             except OSError as error:
                 self.direct_reason = f"O_DIRECT for writing: {error.strerror}"
         self._seed = file.seed
-        self._counter = probe_counter(file)
-        self._fetched, self._passes = 0, 0
+        self.counter = probe_counter(file)
+        self.in_memory = file.system.kind in MEMORY_FILE_SYSTEMS
+        self._mapped: int | None = None
+        self.flags: tuple[str, ...] = ("file_in_memory",) if self.in_memory else ()
+        if not self.in_memory and file.cached_bytes().value is None:
+            self.flags = ("cache_unknown",)
 
     @staticmethod
     def needs(nbytes: int) -> int:
@@ -54,15 +62,22 @@ class FileEnd:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor opened here. Closing twice is fine."""
+        """Close the descriptor and the mapping opened here. Closing twice is fine."""
+        if self._mapped is not None:
+            libc.munmap(self._mapped, self.file.nbytes)
+            self._mapped = None
         if self.direct_fd is not None:
             os.close(self.direct_fd)
             self.direct_fd = None
 
     def image(self) -> Bytes:
-        """Return what storage holds: written back, dropped from the page cache, read again."""
+        """Return what storage holds: written back, dropped from the page cache, read again.
+
+        Raises Unavailable where memory for it, or the bytes, are not to be had.
+        """
+        preflight(self.nbytes + 2 * GUARD)
         os.fdatasync(self.fd)
-        self.file.drop_cache()
+        self._drop()
         whole = np.empty(self.nbytes + 2 * GUARD, np.uint8)
         for start in range(0, whole.size, CHUNK):
             piece, done = whole[start : start + CHUNK].data, 0
@@ -71,11 +86,15 @@ class FileEnd:
                 if got == 0:
                     raise Unavailable("the scratch file ends early", got=start + done, expected=f"{whole.size} bytes")
                 done += got
-        self.file.drop_cache()
+        self._drop()
         return whole
 
     def content(self, check: bool) -> Bytes:
-        """Return the payload the file was written with: what a pass must find, whatever storage holds by now."""
+        """Return the payload the file was written with: what a pass must find, whatever storage holds by now.
+
+        Raises Unavailable where there is no memory for it.
+        """
+        preflight(self.nbytes + 2 * GUARD)
         return payload.expected(self.nbytes + 2 * GUARD, self._seed)
 
     def refill(self, seed: int) -> None:
@@ -87,7 +106,7 @@ class FileEnd:
             while done < piece.size:
                 done += os.pwrite(self.fd, piece.data[done:], start + done)
         os.fdatasync(self.fd)
-        self.file.drop_cache()
+        self._drop()
         self._seed = seed
 
     def unaligned(self, offsets: Rows, sizes: Rows, addresses: Rows) -> str:
@@ -104,27 +123,71 @@ class FileEnd:
                 return f"{what} {int(values[bad[0]])} is not a multiple of {unit} bytes"
         return ""
 
-    def forget(self) -> None:
-        """Drop the file's pages before a pass that reads through the cache."""
+    def map(self) -> int:
+        """Return the address of the whole file, mapped shared; the same one for all. Unavailable when refused.
+
+        Pages that any mapping holds stay in the page cache, so there is one, and :meth:`forget` knows it.
+        """
+        if self._mapped is None:
+            try:
+                self._mapped = libc.mmap(
+                    0, self.file.nbytes, libc.PROT_READ | libc.PROT_WRITE, libc.MAP_SHARED, self.fd
+                )
+            except OSError as error:
+                raise Unavailable("the scratch file cannot be mapped", got=error.strerror) from error
+        return self._mapped
+
+    def forget(self, moved: int) -> None:
+        """Drop the file's pages before a pass of ``moved`` bytes through the page cache.
+
+        Raises Unavailable while pages worth a hundredth of them stay: what memory serves is no number of a file. Where
+        files are memory (flag ``file_in_memory``) there is nothing to drop.
+        """
+        if self.in_memory:
+            return
+        for wait in DROP_WAITS:
+            time.sleep(wait)
+            self._drop()
+            left = self.file.cached_bytes().value
+            if left is None or left <= CACHED_LEAST * moved:  # None: flag cache_unknown
+                return
+        raise Unavailable(
+            "cache_not_dropped: pages of the scratch file stay in memory, so a pass would not reach the file",
+            where=str(self.file.directory), got=f"{left} bytes cached before a pass of {moved}",
+            mend="give --scratch a directory on a local disk",
+        )  # fmt: skip
+
+    def _drop(self) -> None:
+        if self._mapped is not None:
+            libc.madvise(self._mapped, self.file.nbytes, libc.MADV_DONTNEED)
         self.file.drop_cache()
 
-    def count(self, before: int | None) -> int | None:
-        """Without ``before`` return the counter of bytes fetched from storage; with it add what a pass fetched."""
-        if self._counter.value is not True:
-            return None
-        now = read_bytes().value
-        if before is not None and now is not None:
-            self._fetched += now - before
+
+class Fetched:
+    """Bytes storage delivered to the passes of one transport from ``file``, by the kernel's counter of this process.
+
+    ``begin()`` before and ``end()`` after each pass. ``mean()`` bytes a pass, None where the counter does not work or
+    nothing was counted: ``reason()`` says which.
+    """
+
+    def __init__(self, file: FileEnd) -> None:
+        self._counter = file.counter
+        self._before: int | None = None
+        self._total, self._passes = 0, 0
+
+    def begin(self) -> None:
+        self._before = read_bytes().value if self._counter.value is True else None
+
+    def end(self) -> None:
+        now = read_bytes().value if self._before is not None else None
+        if self._before is not None and now is not None:
+            self._total += now - self._before
             self._passes += 1
-        return now
 
-    def fetched(self) -> int | None:
-        """Return the mean bytes a counted pass fetched from storage, None if the counter does not work here."""
-        return round(self._fetched / self._passes) if self._passes else None
+    def mean(self) -> int | None:
+        return round(self._total / self._passes) if self._passes else None
 
-    @property
-    def counter_reason(self) -> str:
-        """Why :meth:`fetched` is None."""
+    def reason(self) -> str:
         return self._counter.reason or "no pass yet"
 
 
@@ -174,7 +237,7 @@ def through_file(
 
     side, taken = file_side(job), deque[float](maxlen=KEPT)
     file, fetch = side.file, side.fetch
-    flags = [FALLBACK] if reason else []
+    flags = [FALLBACK, *file.flags] if reason else []
     if not reason and file.file.direct.works is None:
         flags.append("direct_unproven")
     flush: IoCalls | None = None
@@ -182,18 +245,19 @@ def through_file(
         alone = np.array([0] + [1] * len(job.team), np.int64)
         flush = IoCalls(call_rows("fdatasync", [file.fd], 0, 0, 0, 0), alone, job.team)
 
+    counted = Fetched(file)
+
     def submit(reps: int) -> float:
         total = 0.0
         for _ in range(reps):
             job.spoil()
-            before = None
             if reason:
-                file.forget()
-                before = file.count(None) if fetch else None
+                file.forget(job.total)
+                counted.begin()
             taken.append(run())
             total += taken[-1] + (flush.run() if flush is not None else 0.0)
-            if before is not None:
-                file.count(before)
+            if reason:
+                counted.end()
         return total
 
     notes: dict[str, Scalar] = {"file_system": file.file.system.kind, **(detail or {})}
@@ -201,8 +265,8 @@ def through_file(
         notes["buffered_because"] = reason
     return HostTransport(
         name, f"{call} {'buffered' if reason else 'O_DIRECT'}", submit, calls,
-        job.total if not reason else file.fetched if fetch else unknown,
-        link_reason=(lambda: file.counter_reason) if fetch else written_back,
+        job.total if not reason else counted.mean if fetch else unknown,
+        link_reason=counted.reason if fetch else written_back,
         submitted=partial(tuple, taken) if flush is not None else tuple, flags=tuple(flags), detail=notes,
     )  # fmt: skip
 

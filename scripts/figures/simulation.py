@@ -48,8 +48,8 @@ def _alarms(rng: np.random.Generator, trials: int, cv: float, stored: bool, leve
         sides = halves(runs(BASELINE_SPLIT, 1.0)) if stored else (runs(RUNS, 1.0), None)
         first = look(sides[0], runs(RUNS, level), "higher")
         second = None
-        if flagged(first, rule):
-            firsts += 1
+        firsts += flagged(first, rule)
+        if first.loss > rule.threshold:
             second = look(sides[1] if sides[1] is not None else runs(RUNS, 1.0), runs(RUNS, level), "higher")
         alarms += judge(first, rule, second).outcome == "regression"
     return alarms / trials, firsts / trials

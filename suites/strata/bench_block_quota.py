@@ -73,13 +73,14 @@ def block_quota(case: Case, measure: Measure) -> None:
 def lanes(case: Case, measure: Measure, gpu: GpuSession) -> tuple[Lane, dict[int, PageThreads]]:
     """Return the lane of the case and its movers by quota, 0 being a block a multiprocessor; all share its buffers."""
     from kvbench.model.geometry import KVGeometry
-    from kvbench.model.layout import Pool, moves
+    from kvbench.model.layout import Pool, check_fragments, moves
     from kvbench.transport.gpu_pieces import scattered
     from kvbench.transport.paged import open_quotas
 
     pages = case.bytes // (2 * case.item)
     if pages < 4:
         measure.skip(f"{case.bytes} bytes hold {pages} pages of K and V of {case.item} bytes, and 4 are needed")
+    check_fragments(2 * pages, f"{case.bytes} bytes of items of {case.item}")  # before an order of them is drawn
     # One layer and one head: a page of one token is one item of K and one of V, in any layout.
     shape = KVGeometry("items", 1, 1, case.item, 2, 1, "one item a page")
     near, far = (Pool(shape, layout, 1, pages) for layout in ("layer_first", "page_first"))

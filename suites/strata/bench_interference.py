@@ -257,10 +257,7 @@ def report(
     if row.value is None or not before:
         return
     add(measure, row, "victim_slowdown", "1", [row.value / before - 1.0], kernel)
-    if not case.quota:
-        for metric, unit in (("copy_bandwidth", "B/s"), ("copy_alone", "B/s"), ("copy_slowdown", "1")):
-            better: Better = "lower" if unit == "1" else "higher"
-            measure.extra(metric, None, unit=unit, better=better, status="skipped", reason="no copy at quota 0")
+    if not case.quota:  # there is no copy to have a rate
         return
     used = slice(-row.n, None)
     add(measure, row, "copy_bandwidth", "B/s", beside[used], copy, better="higher")

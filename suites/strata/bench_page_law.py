@@ -34,11 +34,31 @@ def exists(axes: Mapping[str, Value]) -> bool:
 
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
     """Return the bytes of the scratch file a case writes."""
-    return 3 * axes["bytes"] if axes["pair"] == "dram:file" and isinstance(axes["bytes"], int) else 0
+    from kvbench.systems.strata.transfer import SPREAD
+    from kvbench.transport.host_file import FileEnd
+
+    moved = largest_pass(axes) if axes["pair"] == "dram:file" else 0
+    return FileEnd.needs(SPREAD * moved) if moved else 0
+
+
+def setup_seconds(axes: Mapping[str, Value]) -> float:
+    """Return what making and checking large pools takes beyond the ``seconds`` of the bench."""
+    from kvbench.systems.strata.transfer import setup_seconds
+
+    return setup_seconds(largest_pass(axes))
+
+
+def largest_pass(axes: Mapping[str, Value]) -> int:
+    """Return the bytes of the largest pass of the sweep, 0 for a case that will be skipped."""
+    from kvbench.systems.strata.transfer import far_name, pass_bytes
+
+    pages, nbytes, far = SWEEPS[str(axes["sweep"])], int(axes["bytes"]), far_name(str(axes["pair"]))
+    return pass_bytes(str(axes["model"]), "layer_first", pages, nbytes, far)
 
 
 @bench(
     version=1, metric="bandwidth", unit="B/s", better="higher", where=exists, disk=scratch_bytes, limit=300.0,
+    setup=setup_seconds,
     extra_metrics=["per_fragment", "asymptote", "residual", "n_half", "page_90"],
     seconds={"smoke": 1.5, "quick": 4.0, "full": 25.0},
     pair=axis.choice(*BY_PAIR, smoke=["dram:dram", "dram:file"], quick=["dram:dram", "dram:file", "hbm:pinned"]),
@@ -55,7 +75,8 @@ def page_law(case: Case, measure: Measure) -> None:
 
     The primary row is the rate at the largest page. per_fragment is c, asymptote B, residual the law's (rms, relative),
     n_half = c x B, page_90 the tokens a page needs for 90 % of B. The detail of per_fragment names the law that wins
-    and any step: a jump between two sizes that no such law has. Page sizes are measured in turns.
+    and any step: a jump between two sizes that no such law has. Page sizes are measured in turns. `bytes` is what a
+    pass moves at most, but one page: detail `pass_bytes`, flag `larger_pass`, skipped beyond four times as many.
     """
     from kvbench.analysis.page_law import page_law as fit
 
@@ -101,7 +122,7 @@ def by_host(case: Case, measure: Measure) -> tuple[dict[int, tuple[float, float]
 
     from kvbench.measure import Reference
     from kvbench.model.geometry import geometry
-    from kvbench.systems.strata.ends import ceiling, ends, fastest
+    from kvbench.systems.strata.ends import ceiling, delivered, ends, fastest, require_room
     from kvbench.systems.strata.transfer import far_name, pages_for, plan
     from kvbench.transport.host_job import HostJob, HostTransport
     from kvbench.transport.host_open import open_host
@@ -113,6 +134,7 @@ def by_host(case: Case, measure: Measure) -> tuple[dict[int, tuple[float, float]
         for page in SWEEPS[case.sweep]
     }
     widest = max(plans.values(), key=lambda each: each.far.nbytes)
+    require_room(widest.near, widest.far, measure.context.arena.nbytes)
     source, target = ends(case.pair, widest.near, widest.far, case.direction, measure, measure.context.scratch, seed)
     jobs: dict[int, HostJob] = {}
     ways: dict[int, HostTransport] = {}
@@ -121,6 +143,7 @@ def by_host(case: Case, measure: Measure) -> tuple[dict[int, tuple[float, float]
         jobs[page] = HostJob(moves, source, target, team, measure.enter, seed)
         ways[page] = fastest(open_host(case.transport, jobs[page]), best)
     last = max(ways)
+    describe(case, measure, jobs[last].total)
     way, job, top = ways[last], jobs[last], ceiling(jobs[last], best, seed)
     if far == "dram":
         measure.working_set(min(each.total for each in jobs.values()))
@@ -143,8 +166,24 @@ def by_host(case: Case, measure: Measure) -> tuple[dict[int, tuple[float, float]
     )
     for page, each in ways.items():
         jobs[page].arrived(each.submit)
+    for page, each in ways.items():
+        storage = delivered(each, jobs[page].total, case.direction)
+        if storage is None:
+            continue
+        for flag in storage.flags:
+            measure.flag(flag)
+        if page == last:
+            measure.note("link_counted", storage.counted)
+            measure.note("link_reason", storage.reason or None)
     counts = {page: len(each.moves) for page, each in jobs.items()}
     return {page: (jobs[page].total / counts[page], found[page] / counts[page]) for page in ways}, taint(row)
+
+
+def describe(case: Case, measure: Measure, moved: int) -> None:
+    """Note the bytes ``moved`` by a pass over the largest page, which the primary row is about."""
+    measure.note("pass_bytes", moved)
+    if moved > case.bytes:
+        measure.flag("larger_pass")
 
 
 def taint(row: Result) -> str:
@@ -217,6 +256,7 @@ def by_gpu(case: Case, measure: Measure) -> tuple[dict[int, tuple[float, float]]
                 lane.check()
                 found[page] = (moves.total / len(moves), median(taken) / len(moves))
                 if page == max(SWEEPS[case.sweep]):
+                    describe(case, measure, moves.total)
 
                     def verify(lane: object = lane, run: Submit = timed) -> None:
                         lane.check()  # type: ignore[attr-defined]

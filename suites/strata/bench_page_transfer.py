@@ -11,6 +11,7 @@ from kvbench.contract.axis import Value
 
 if TYPE_CHECKING:
     from kvbench.model.geometry import KVGeometry
+    from kvbench.model.layout import Moves
     from kvbench.systems.strata.transfer import Plan
 
 MODELS = ["Llama-3.1-8B", "Llama-3-70B", "Qwen2.5-14B", "Mistral-24B", "Llama-2-7B", "DeepSeek-V3"]
@@ -34,23 +35,32 @@ def exists(axes: Mapping[str, Value]) -> bool:
 
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
     """Return the bytes of the scratch file a case writes."""
-    from kvbench.errors import KvbenchError
-    from kvbench.model.geometry import geometry
-    from kvbench.systems.strata.transfer import SPREAD, pages_for
+    from kvbench.systems.strata.transfer import SPREAD
+    from kvbench.transport.host_file import FileEnd
 
-    if axes["pair"] != "dram:file" or not isinstance(axes["bytes"], int):
-        return 0
-    shape, tokens = geometry(str(axes["model"])), int(axes["page_tokens"])
-    try:
-        pages = pages_for(shape, str(axes["layout"]), tokens, axes["bytes"], "file")
-    except KvbenchError:
-        return 0  # the case will be skipped
-    return SPREAD * pages * shape.page_bytes(tokens) + (1 << 20)
+    moved = largest_pass(axes) if axes["pair"] == "dram:file" else 0
+    return FileEnd.needs(SPREAD * moved) if moved else 0
+
+
+def setup_seconds(axes: Mapping[str, Value]) -> float:
+    """Return what making and checking large pools takes beyond the ``seconds`` of the bench."""
+    from kvbench.systems.strata.transfer import setup_seconds
+
+    return setup_seconds(largest_pass(axes))
+
+
+def largest_pass(axes: Mapping[str, Value]) -> int:
+    """Return the bytes a pass moves, 0 for a case that will be skipped."""
+    from kvbench.systems.strata.transfer import far_name, pass_bytes
+
+    pages, nbytes, far = [int(axes["page_tokens"])], int(axes["bytes"]), far_name(str(axes["pair"]))
+    return pass_bytes(str(axes["model"]), str(axes["layout"]), pages, nbytes, far)
 
 
 @bench(
     version=1, metric="bandwidth", unit="B/s", better="higher", where=exists, disk=scratch_bytes, limit=300.0,
     extra_metrics=["device_only", "submit_time"], seconds={"smoke": 0.5, "quick": 2.0, "full": 15.0},
+    setup=setup_seconds,
     pair=axis.choice(*BY_PAIR, smoke=["dram:dram", "dram:file", "hbm:pinned"]),
     model=axis.choice(*MODELS, smoke=MODELS[:1], quick=MODELS[:1]),
     page_tokens=axis.integer(smoke=["32"], quick=["32"], full=PAGES, high=1 << 16),
@@ -71,25 +81,32 @@ def page_transfer(case: Case, measure: Measure) -> None:
     """KV pages between a layer-first near pool and a far pool of `layout`, payload counted once.
 
     The far pool holds twice the pages moved, so no two of them are neighbours; near pages ascend. `bytes` is what a
-    pass moves at most: where fragments are small a pass has fewer pages. Ceilings: a plain gather copy of the same
+    pass moves at most: fewer where fragments are small, one page where it is larger (flag `larger_pass`, skipped beyond
+    four times the bytes); detail `pass_bytes` has the real ones. Ceilings: a plain gather copy of the same
     fragments in the same order (memory), the best large sequential call of as many bytes (file), the link (GPU).
     """
     from kvbench.model.geometry import geometry
+    from kvbench.systems.strata.ends import require_room
     from kvbench.systems.strata.transfer import far_name, pages_for, plan
 
     shape, far = geometry(case.model), far_name(case.pair)
     pages = pages_for(shape, case.layout, case.page_tokens, case.bytes, far)
     chosen = plan(shape, case.layout, case.page_tokens, pages, case.order, measure.context.seed)
-    describe(measure, shape, chosen, case.direction)
+    if far != "pinned":
+        require_room(chosen.near, chosen.far, measure.context.arena.nbytes)
+    moves = chosen.moves(case.direction)
+    describe(case, measure, shape, chosen, moves)
     if far == "pinned":
-        by_gpu(case, measure, chosen)
+        by_gpu(case, measure, chosen, moves)
     else:
-        by_host(case, measure, chosen)
+        by_host(case, measure, chosen, moves)
 
 
-def describe(measure: Measure, shape: KVGeometry, chosen: Plan, direction: str) -> None:
+def describe(case: Case, measure: Measure, shape: KVGeometry, chosen: Plan, moves: Moves) -> None:
     """Note what one pass moves."""
-    moves = chosen.moves(direction)
+    measure.note("pass_bytes", moves.total)
+    if moves.total > case.bytes:
+        measure.flag("larger_pass")
     measure.note("pages", moves.pages)
     measure.note("tokens", moves.pages * chosen.near.page_tokens)
     measure.note("fragments", len(moves))
@@ -97,10 +114,10 @@ def describe(measure: Measure, shape: KVGeometry, chosen: Plan, direction: str) 
     measure.note("item_bytes", shape.item_bytes())
 
 
-def by_host(case: Case, measure: Measure, chosen: Plan) -> None:
+def by_host(case: Case, measure: Measure, chosen: Plan, moves: Moves) -> None:
     """Measure a transport of the host."""
     from kvbench.measure import Reference
-    from kvbench.systems.strata.ends import ceiling, ends, fastest
+    from kvbench.systems.strata.ends import ceiling, delivered, ends, fastest
     from kvbench.timing.gpu_rows import add_series
     from kvbench.transport.host_job import HostJob
     from kvbench.transport.host_open import open_host
@@ -109,7 +126,7 @@ def by_host(case: Case, measure: Measure, chosen: Plan) -> None:
     source, target = ends(
         case.pair, chosen.near, chosen.far, case.direction, measure, measure.context.scratch, seed
     )  # fmt: skip
-    job = HostJob(chosen.moves(case.direction), source, target, team, measure.enter, seed)
+    job = HostJob(moves, source, target, team, measure.enter, seed)
     ways = open_host(case.transport, job)
     best = partial(measure.best, rounds=ROUNDS)
     top, way = ceiling(job, best, seed), fastest(ways, best)
@@ -139,13 +156,12 @@ def by_host(case: Case, measure: Measure, chosen: Plan) -> None:
             way.submit, link=link, unique=job.total, rate_of="unique", verify=verify, kernel=way.kernel,
             transport=way.name, ceilings=walls,
         )  # fmt: skip
-    if callable(way.link):
-        counted = way.link()
-        measure.note("link_counted", counted)
-        if counted is None:
-            measure.note("link_reason", way.link_reason())
-            if case.direction == "fetch":
-                measure.flag("link_unmeasured")
+    found = delivered(way, job.total, case.direction)
+    if found is not None:
+        measure.note("link_counted", found.counted)
+        measure.note("link_reason", found.reason or None)
+        for flag in found.flags:
+            measure.flag(flag)
     submitted = way.submitted()
     measure.note("completion_s", row.seconds)
     measure.note("submit", "before completion" if submitted else "calls return when the bytes have arrived")
@@ -156,7 +172,7 @@ def by_host(case: Case, measure: Measure, chosen: Plan) -> None:
         )  # fmt: skip
 
 
-def by_gpu(case: Case, measure: Measure, chosen: Plan) -> None:
+def by_gpu(case: Case, measure: Measure, chosen: Plan, moves: Moves) -> None:
     """Measure a transport of the GPU, from the first submission on an idle device to completion."""
     from kvbench.errors import Unavailable
     from kvbench.timing.gpu_rows import add_sampled, on_gpu
@@ -166,7 +182,7 @@ def by_gpu(case: Case, measure: Measure, chosen: Plan) -> None:
     with GpuSession(0) as gpu:
         on_gpu(measure, gpu, link=True)
         lane = open_paged(
-            case.transport, gpu.service, gpu.kernels, chosen.moves(case.direction), case.direction, chosen.near,
+            case.transport, gpu.service, gpu.kernels, moves, case.direction, chosen.near,
             chosen.far, gpu.enter, measure.context.seed,
         )  # fmt: skip
         for flag in lane.flags:

@@ -79,3 +79,17 @@ def test_five_runs_that_all_lie_apart_are_a_new_level() -> None:
     (found,) = changes(series)
     assert found.index == 13
     assert changes([*noise(13, 5), *(noise(2, 6) * 0.77)]) == []
+
+
+@pytest.mark.parametrize(("before", "low", "after"), [(30, 10, 30), (10, 8, 10), (20, 8, 20), (30, 6, 5), (60, 5, 60)])
+def test_a_drop_that_comes_back_is_two_changes(before: int, low: int, after: int) -> None:
+    series = noise(before + low + after, 7, cv=0.003)
+    series[before : before + low] *= 0.7
+    assert [change.index for change in changes(series)] == [before, before + low]
+
+
+def test_a_drop_that_comes_back_is_found_among_outliers() -> None:
+    series = noise(100, 8)
+    series[40:60] *= 0.9
+    series[[5, 25, 75]] *= 2.0
+    assert len(changes(series)) == 2

@@ -9,6 +9,7 @@ import pytest
 
 from kvbench.analysis.claim_needs import FACTS, answer, machine_facts, parse_need
 from kvbench.analysis.claim_rows import commands, wants
+from kvbench.analysis.claim_rules import RULES
 from kvbench.analysis.claims import SYSTEMS, Claim, Form, load_claims
 from kvbench.errors import UsageError
 from tests.analysis.claim_rows import suites
@@ -106,6 +107,10 @@ def test_a_form_on_a_gpu_measures_one_and_the_others_do_not(claim: Claim, form: 
     assert bool(on_gpu) == (form.on == "gpu")
     if form.on == "gpu":
         assert answer(next(need for need in form.needs if need.fact == "gpus"), {"gpus": 0.0}).met is False
+
+
+def test_every_rule_measures_some_claim() -> None:
+    assert {form.rule for _, form in FORMS} == set(RULES)
 
 
 def test_a_good_file_is_read_and_texts_are_one_line(tmp_path: Path) -> None:

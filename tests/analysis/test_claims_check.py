@@ -94,7 +94,9 @@ def test_a_host_form_supports_a_shape_and_says_so() -> None:
 @pytest.mark.parametrize(("claim", "form"), SHAPES, ids=map(names, SHAPES))
 def test_every_shape_and_direction_can_be_judged(claim: Claim, form: Form) -> None:
     pages = {f"page_{2**i}_Bps": 1e9 * 2**i for i in range(5)}
-    steps = {name: float(i + 1) for i, name in enumerate(("bottom", "top", "it", "cost", "residual"))}
+    steps = {name: float(i + 1) for i, name in enumerate((
+        "bottom", "top", "it", "cost", "residual", "asymmetric", "symmetric", "simple"
+    ))}  # fmt: skip
     ceiling = (Ceiling("read", 1.0, "measured", "interleaved"),)
     rows = rows_for(form, lambda want: steps[want.name], unit="1", detail=pages, ceilings=ceiling, fraction=0.5)
     found = judged(claim, form, rows)

@@ -85,3 +85,16 @@ def test_a_baseline_of_ten_serves_two_looks_and_one_of_nine_only_one() -> None:
     assert sorted([*first, *second]) == ten
     assert len(first) == len(second) == 5
     assert halves(ten[:9]) == (ten[:9], None)
+
+
+def test_a_loss_whose_runs_are_mixed_is_looked_at_again_and_never_passed_on_a_guess() -> None:
+    mixed = look([1.0] * 5, [1.5, 1.6, 0.99, 1.7, 1.5], "lower")
+    assert mixed.loss > 0.02
+    assert not flagged(mixed, RULE)
+    assert judge(mixed, RULE).outcome == "unknown"
+    assert judge(mixed, RULE, mixed).outcome == "unknown"
+    assert "too mixed" in judge(mixed, RULE, mixed).reason
+    assert judge(mixed, RULE, look(BASE, BASE, "lower")).outcome == "pass"
+    clear = look(BASE, slower(0.9), "higher")
+    assert judge(mixed, RULE, clear).outcome == "unknown"
+    assert judge(clear, RULE, mixed).outcome == "unknown"

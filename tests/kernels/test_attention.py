@@ -57,9 +57,9 @@ def test_blocks_use_the_dot_product_where_there_is_one(half: str) -> None:
     to = machine(triple, "znver4")
     text = to.emit_assembly(module(half, Form(BF16, 4, 128, 16, True, 24), triple))
     loops = text.count("vdpbf16ps")
-    assert loops >= 16
+    assert loops >= 8
     assert loops <= 64  # a loop at run time: unrolled, the prefetches cluster and bandwidth is lost
-    assert text.count("prefetcht1") >= 8
+    assert text.count("prefetcht1") == {"weigh": 8, "gather": 4}[half]  # each line of a turn twice
     plain = to.emit_assembly(module(half, Form(BF16, 4, 128, 16, False, 24), triple))
     assert "vdpbf16ps" not in plain
     assert "vfmadd" in plain

@@ -53,7 +53,7 @@ def test_export_with_force_replaces_a_file_and_no_link(store: Store, tmp_path: P
             export(store, "x", path, form, force=True)
     assert (tmp_path / "kept").read_text() == "kept\n"
     assert export(store, "x", tmp_path / "kept", form, force=True).rows == 1
-    assert str(run.uuid) in (tmp_path / "kept").read_text()
+    assert run.hw_class in (tmp_path / "kept").read_text()
     with pytest.raises(UsageError, match="there already"):
         export(store, "x", tmp_path / "kept", form)
 

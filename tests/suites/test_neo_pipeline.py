@@ -134,6 +134,17 @@ def test_the_rows_of_a_predictor_error(monkeypatch: pytest.MonkeyPatch, context:
     assert rows["attention_time"].detail["longest"] == 408  # four fifths of 508 spare tokens, rounded up, and one
 
 
+@pytest.mark.parametrize(
+    ("mode", "offload", "reason"), [("simple", 5, "are none"), ("gpu_only", 95, "leave none near")]
+)
+def test_a_share_that_rounds_to_nothing_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, context: Context, mode: str, offload: int, reason: str
+) -> None:
+    rows = run(find("pipeline", monkeypatch), context, **SMALL, mode=mode, offload=offload)
+    assert [(row.status, row.value) for row in rows] == [("skipped", None)]
+    assert reason in rows[0].reason
+
+
 def test_a_gpu_that_is_not_here_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:
     from tests.needs import missing_gpu
 

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbench import children
 from kvbench.errors import KvbenchError, MissingExtra
 from kvbench.kernels.gpu import child
 from kvbench.kernels.gpu.arch import Arch
@@ -154,7 +154,7 @@ def _run_child(jobs: Sequence[child.Job], folder: Path, timeout: float) -> str |
     # A cache of its own for every batch: a gate passes for code that this compiler made from this source, or not.
     environment |= triton_settings(folder / "triton") | {"TRITON_DUMP_PTXAS_LOG": "1", "PYTHONPATH": root}
     with subprocess.Popen(
-        [sys.executable, "-m", child.__name__],
+        children.python(child.__name__),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

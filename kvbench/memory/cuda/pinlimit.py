@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from kvbench import children
 from kvbench.errors import KvbenchError, Unavailable, printable
 from kvbench.memory.cuda.buffers import REGISTER
 from kvbench.memory.cuda.device import Device
@@ -48,7 +49,7 @@ def pinned_limit(
         if room is None:
             return PinnedLimit(None, "failed", "how much memory is free is unknown")
         ceiling = int(CEILING_SHARE * room.nbytes)
-    command = [sys.executable, "-m", __name__, str(library), str(ordinal), str(ceiling), str(first)]
+    command = children.python(__name__, str(library), str(ordinal), str(ceiling), str(first))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         output, errors, code = done.stdout, done.stderr, done.returncode

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvbench.errors import UsageError, printable
+from kvbench.store.opened import refuse_open_database
 from kvbench.units import format_bytes
 
 MAX_BYTES = 32 << 20  # JSON takes up to 25 times its size in memory, and no tool here writes this much without samples
@@ -56,6 +57,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def _read(path: Path, most: int, limit: int | None) -> bytes:
+    refuse_open_database(path, "a file to import")
     try:
         # O_NONBLOCK: opening a named pipe must not hang
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

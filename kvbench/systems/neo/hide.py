@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvbench.errors import UsageError
-from kvbench.systems.neo.schedule import Batch
+from kvbench.systems.neo import schedule
+from kvbench.systems.neo.schedule import Batch, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +106,16 @@ def divide(batch: Batch, cost: Cost) -> int:
         else:
             bulk += 1
     return few
+
+
+def plan(mode: str, layers: int, batch: Batch, cost: Cost) -> Schedule:
+    """Return the schedule of ``batch`` in ``mode``; for ``asymmetric`` cut by :func:`divide`.
+
+    Raises UsageError for an unknown mode and for one that leaves nothing to do.
+    """
+    if mode == "asymmetric":
+        return schedule.asymmetric(layers, batch, divide(batch, cost))
+    if mode not in schedule.MODES:
+        raise UsageError("unknown mode", where="neo", got=mode, expected=", ".join(schedule.MODES))
+    builders = {"gpu_only": schedule.gpu_only, "simple": schedule.simple, "symmetric": schedule.symmetric}
+    return builders[mode](layers, batch)

@@ -64,7 +64,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The stages of one iteration over ``layers`` layers in the order of submission. :meth:`verify` says if it holds."""
+    """The stages of one iteration over ``layers`` layers in the order of submission."""
 
     mode: Mode
     layers: int
@@ -160,12 +160,13 @@ class _Builder:
     def alone(self, batch: int) -> None:
         """Add all layers of ``batch``, one stage after the other."""
         for layer in range(self.bare.layers):
-            for kind in ("pr", "ga"):
-                self.add(kind, batch, layer)
-            attended = (f"ga{batch}[{layer}]",) if self.bare.batches[batch].attends_near else ()
-            self.add("qkv", batch, layer, *attended)
-            for kind in ("ca", "o", "po"):
-                self.add(kind, batch, layer)
+            self.add("pr", batch, layer)
+            self.add("ga", batch, layer)
+            # nothing overlaps: what leaves for the CPU leaves behind the near attention
+            self.add("qkv", batch, layer, *((f"ga{batch}[{layer}]",) if self.bare.batches[batch].attends_near else ()))
+            self.add("ca", batch, layer)
+            self.add("o", batch, layer)
+            self.add("po", batch, layer)
 
     def done(self) -> Schedule:
         made = replace(self.bare, stages=tuple(self.stages))
@@ -181,17 +182,23 @@ def gpu_only(layers: int, batch: Batch) -> Schedule:
 
 
 def simple(layers: int, batch: Batch) -> Schedule:
-    """Return simple offloading (section 3.1, first strawman): one batch, one stage at a time, each side idle in turn."""
-    build = _Builder("simple", layers, (batch,))
-    build.alone(0)
+    """Return simple offloading (section 3.1, first strawman): one batch, one stage at a time."""
+    return serial(layers, (batch,))
+
+
+def serial(layers: int, batches: Sequence[Batch]) -> Schedule:
+    """Return ``batches`` one after the other, one stage at a time: what any other order has to agree with."""
+    build = _Builder("simple", layers, batches)
+    for b in range(len(batches)):
+        build.alone(b)
     return build.done()
 
 
 def pipelined(mode: Mode, layers: int, first: Batch, second: Batch, before: Batch | None = None) -> Schedule:
     """Return two batches a half-layer apart: the linear operations of one beside the attention of the other.
 
-    Half-stages a layer: ``ga0 ca0 | po1 pr1`` and ``ca1 (ga1) | po0 pr0``. ``before`` is a batch that passes through all
-    layers first, alone.
+    Half-stages a layer: ``ga0 ca0 | po1 pr1`` and ``ca1 (ga1) | po0 pr0``. ``before`` is a batch that passes through
+    all layers first, alone.
     """
     batches = (first, second) if before is None else (first, second, before)
     build = _Builder(mode, layers, batches)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from kvbench.memory.file import ScratchFile, scratch_dir
+from kvbench.memory.host import preflight
+from kvbench.memory.readers import CACHED_LEAST
 from kvbench.memory.tiers import Tier, parse_pair, require_tier
 from kvbench.model.layout import Moves, Pool
 from kvbench.transport.host_batch import open_batch
@@ -65,6 +67,15 @@ def ends(
         end(tiers.near, near.nbytes, True, buffers, scratch, seed),
         end(tiers.far, far.nbytes, False, buffers, scratch, seed),
     )
+
+
+def require_room(near: Pool, far: Pool, held: int) -> None:
+    """Raise Unavailable unless memory holds both pools, before either is touched; of a file the copy that checks it.
+
+    ``held`` bytes are kept from earlier cases and may serve again.
+    """
+    need = MemoryEnd.needs(near.nbytes) + MemoryEnd.needs(far.nbytes)
+    preflight(max(0, need - held))
 
 
 def end(tier: Tier, nbytes: int, reads: bool, buffers: Buffers, scratch: Path | None, seed: int) -> End:
@@ -130,6 +141,29 @@ def fastest(ways: Mapping[str, HostTransport], best: Best) -> HostTransport:
     if len(ways) == 1:
         return next(iter(ways.values()))
     return ways[best({name: each.submit for name, each in ways.items()})]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What storage delivered a pass: ``counted`` bytes, None with the ``reason``; ``flags`` a row about it carries."""
+
+    counted: int | None
+    reason: str
+    flags: tuple[str, ...]
+
+
+def delivered(way: HostTransport, unique: int, direction: str) -> Delivered | None:
+    """Return what storage delivered to the passes of ``way``, made by now; None where its bytes are known.
+
+    Flags: ``link_unmeasured`` for a fetch without a counter, ``link_below_unique`` where a cache served part of it.
+    """
+    if not callable(way.link):
+        return None
+    counted, fetch = way.link(), direction == "fetch"
+    if counted is None:
+        return Delivered(None, way.link_reason(), ("link_unmeasured",) if fetch else ())
+    short = fetch and counted < (1 - CACHED_LEAST) * unique
+    return Delivered(counted, "", ("link_below_unique",) if short else ())
 
 
 def large_calls(job: HostJob, seed: int) -> tuple[HostJob, dict[str, HostTransport]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import sys
 from pathlib import Path
 
+from kvbench import children
 from kvbench.errors import KvbenchError, Unavailable
 from kvbench.memory.cuda.device import Launch, Stream
 from kvbench.memory.cuda.driver import LIBRARY, CudaError
@@ -242,7 +242,7 @@ def swallowed_error(library: str | Path = LIBRARY, image: Path | None = None) ->
     """T41: phases after a broken kernel in which a process of its own was told; no number may come out."""
     with gpu():
         pass
-    command = [sys.executable, "-m", "kvbench.timing.traps.gpu_poison", str(library), *([str(image)] if image else [])]
+    command = children.python("kvbench.timing.traps.gpu_poison", str(library), *([str(image)] if image else []))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_S, check=False)
     except subprocess.TimeoutExpired:

@@ -75,23 +75,40 @@ def test_stages_take_their_time_in_order(
         if stage.lane != "cpu":
             assert end - begin == pytest.approx(4e-4, abs=2e-9)
         for name in (*stage.after, *order.inputs(stage)):
-            # of the CPU's stages the end is noted a little after it
-            assert line.spans[name][1] <= begin + (1e-4 if name.startswith("ca") else 1e-9), (name, stage.name)
+            if not name.startswith("ca") and stage.lane != "cpu":  # those are on another clock's zero
+                assert line.spans[name][1] <= begin + 1e-9, (name, stage.name)
     assert sorted(carried) == sorted(s.name for s in order.stages if s.kind in ("qkv", "o"))
     assert line.total >= forecast(order, {**held, "ca0": 0.0, "ca1": 0.0}).total - 1e-6
     with capsys.disabled():
         print(f"[paced ends late by {median(near.late) * 1e6:.0f} us, at most {max(near.late) * 1e6:.0f}]", end=" ")
 
 
-def test_what_overlaps_runs_beside_each_other(near: n.PacedNear) -> None:
-    """po0 and pr0 of the next layer are under way while ca1 is: the CPU finds the near side busy."""
-    order, marks = asymmetric(LAYERS, Batch(8, 2, 4), 1), Clocked()
-    near.retime(times(order, 2e-3))
-    run_pass(order, near, Idle(2e-3), marks)
-    spans = observed(near, marks.seen).spans
-    for layer in range(LAYERS):
-        ca, po = spans[f"ca1[{layer}]"], spans[f"po0[{layer}]"]
-        assert max(ca[0], po[0]) < min(ca[1], po[1])
+class Meeting:
+    """A CPU side that does not end ``ca1`` of a layer before the near side has ended ``po0`` of it."""
+
+    def __init__(self, near: n.PacedNear, batch: int) -> None:
+        self.near, self.batch, self.met = near, batch, 0
+
+    def attend(self, batch: int, layer: int) -> None:
+        if batch == self.batch:
+            self.near.arrived(f"po0[{layer}]")
+            self.met += 1
+
+
+def test_the_near_side_goes_on_while_the_cpu_attends(near: n.PacedNear) -> None:
+    order = asymmetric(LAYERS, Batch(8, 2, 4), 1)
+    near.retime(times(order, 1e-4))
+    far = Meeting(near, 1)
+    run_pass(order, near, far, Clocked())
+    assert far.met == LAYERS
+
+
+def test_simple_offloading_does_not(near: n.PacedNear, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = simple(1, Batch(8, 2, 4))
+    near.retime(times(order, 1e-4))
+    monkeypatch.setattr(n, "BACK_S", 0.3)
+    with pytest.raises(KvbenchError, match="does not come back"):
+        run_pass(order, near, Meeting(near, 0), Clocked())
 
 
 def test_a_stage_without_its_input_fails_the_pass(near: n.PacedNear) -> None:

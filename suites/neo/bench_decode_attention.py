@@ -1,0 +1,130 @@
+"""Decode attention over a paged KV cache, on cores and on a GPU: NEO's claim that memory bandwidth bounds it (N1).
+
+Llama-3-8B has 8 KV heads of 128 and 4 query heads each; the group axis takes in 7B (1) and 70B (8).
+"""
+
+from kvbench import Case, Measure, axis, bench
+
+LEAST_BYTES = 256 << 20
+TORCH = ("torch_sdpa", "torch_view", "torch_matmul")
+
+
+@bench(
+    version=1, metric="bandwidth", unit="B/s", better="higher", extra_metrics=["flops"], limit=120.0,
+    seconds={"smoke": 1.5, "quick": 7.0, "full": 50.0},
+    where=lambda a: (
+        (a["impl"] != "numpy" or (a["threads"] == 1 and a["device"] == "cpu"))
+        and (a["device"] == "cpu" or (a["impl"] in ("kvbench", "torch_sdpa") and a["threads"] == "all"))
+    ),
+    device=axis.choice("cpu", "gpu"),
+    impl=axis.choice(
+        "kvbench", "numpy", *TORCH, smoke=["kvbench", "torch_matmul"], quick=["kvbench", *TORCH],
+    ),
+    dtype=axis.choice("fp32", "fp16", "bf16", smoke=["bf16"], quick=["bf16"]),
+    group=axis.integer(smoke=["4"], quick=["4"], full=["1", "4", "8"], low=1, high=16),
+    kv_heads=axis.integer(smoke=["8"], quick=["8"], full=["8"], low=1, high=128),
+    head_dim=axis.integer(smoke=["128"], quick=["128"], full=["128"], low=64, high=256),
+    batch=axis.integer(smoke=["4"], quick=["4"], full=["1", "16"], low=1, high=4096),
+    context=axis.integer(smoke=["16384"], quick=["16384"], full=["1024", "16384"], low=1, high=1 << 20),
+    page_tokens=axis.integer(smoke=["16"], quick=["16"], full=["16"], low=8, high=256),
+    threads=axis.threads(full=["1", "all"]),
+    order=axis.choice("shuffled", "sorted", smoke=["shuffled"], quick=["shuffled"], full=["shuffled"]),
+)  # fmt: skip
+def decode_attention(case: Case, measure: Measure) -> None:
+    """Unique KV bytes per second of one decode step a layer, enough layers in turn to be out of the caches.
+
+    Ceilings, interleaved on the same memory and threads: a gather read of whole pages in the tables' order, then a
+    sequential read. The forms other than kvbench read dense keys and values, which is their best case.
+    """
+    from kvbench.attention import oracles
+    from kvbench.attention.cpu_work import DecodeWork, layers_for, nbytes_for
+    from kvbench.attention.shapes import Shape
+    from kvbench.measure import Reference
+
+    shape = Shape(case.dtype, case.group * case.kv_heads, case.kv_heads, case.head_dim, case.page_tokens)
+    if case.device == "gpu":
+        return on_gpu(case, measure)
+    lengths = [case.context] * case.batch
+    dense = case.impl != "kvbench"
+    if dense and case.context % case.page_tokens:
+        measure.skip(f"{case.impl} reads dense layers: context {case.context} must be a multiple of {case.page_tokens}")
+    if case.impl in TORCH:
+        oracles.warm_threads(case.threads)
+    team = measure.team(case.threads)
+    layers = layers_for(shape, lengths, max(LEAST_BYTES, 4 * measure.context.llc))
+    buffer = measure.target(nbytes_for(shape, lengths, layers), "thp")
+    paged = DecodeWork(shape, lengths, layers, team, buffer.address, order=case.order, seed=measure.context.seed)
+    work = paged.dense(case.impl, case.threads) if dense else paged
+    if case.impl in TORCH:
+        measure.threads(oracles.thread_ids())
+    measure.working_set(paged.nbytes)
+    measure.note("layers", layers)
+    gathers = paged.gathers()
+    best = measure.best({name: gather.run for name, gather in gathers.items()}, rounds=1)
+    measure.note("gather_variant", best)
+    row = measure.pair(
+        work.run, [Reference(*ceiling) for ceiling in paged.ceilings(gathers[best])], unique=work.kv_bytes,
+        rate_of="unique", verify=work.verify, kernel=work.kernel, transport="direct",
+        ceilings=measure.dram_ceilings(paged.nbytes),
+    )  # fmt: skip
+    if row.value is None or row.seconds is None:
+        return None
+    detail = paged.detail(row.value, row.ceilings[0].value, row.ceilings[1].value)
+    if dense:
+        detail = {"read_fraction": detail["read_fraction"], "bound": None, "bound_reason": "known of kvbench only"}
+    for name, value in detail.items():
+        measure.note(name, value)
+    measure.extra(
+        "flops", work.flops / row.seconds, unit="FLOP/s", better="higher", n=row.n, status=row.status,
+        reason=row.reason, kernel=row.kernel,
+    )  # fmt: skip
+    return None
+
+
+def on_gpu(case: Case, measure: Measure) -> None:
+    """Measure the GPU form of the case, each pass from a flushed L2; its ceiling is a read of the same memory."""
+    from kvbench.attention.gpu import open_decode
+    from kvbench.attention.shapes import Shape
+    from kvbench.measure import Reference
+    from kvbench.timing.gpu_rows import on_gpu as describe
+    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_session import GpuSession
+
+    shape = Shape(case.dtype, case.group * case.kv_heads, case.kv_heads, case.head_dim, case.page_tokens)
+    lengths = [case.context] * case.batch
+    if case.impl != "kvbench" and case.context % case.page_tokens:
+        measure.skip(f"{case.impl} reads dense layers: context {case.context} must be a multiple of {case.page_tokens}")
+    with GpuSession(0) as gpu:
+        describe(measure, gpu, link=False)
+        work = open_decode(
+            case.impl, gpu.service, gpu.kernels, gpu.enter, shape, lengths,
+            least_bytes=max(LEAST_BYTES, 4 * gpu.device.facts.l2_bytes), order=case.order, seed=measure.context.seed,
+        )  # fmt: skip
+        reader = work.reader()
+        measure.note("layers", work.layers)
+        measure.note("work_items", work.work_items)
+        measure.note("working_set", reader.nbytes)
+        run, read = gpu.clock.cold(work.submit, work.operations), gpu.clock.cold(reader.submit)
+
+        def verify() -> None:
+            why = resolved(run) or resolved(read)
+            if why:
+                measure.skip(why)
+            work.check()
+            work.spoil()
+            run(1)
+            work.check()
+
+        row = measure.pair(
+            run, Reference("HBM read of the same memory", read, reader.nbytes, reader.check), near=work.kv_bytes,
+            unique=work.kv_bytes, rate_of="unique", verify=verify, kernel=work.kernel, transport="direct",
+            ceilings=[gpu.memory_ceiling()],
+        )  # fmt: skip
+    if row.value is None or row.seconds is None:
+        return
+    measure.extra(
+        "flops", work.flops / row.seconds, unit="FLOP/s", better="higher", n=row.n, status=row.status,
+        reason=row.reason, kernel=row.kernel,
+    )  # fmt: skip
+    measure.note("bound", "work items < multiprocessors" if work.work_items < gpu.device.facts.sms else None)
+    measure.note("tokens_per_ms", round(row.value / shape.token_bytes * 1e-3, 1))
