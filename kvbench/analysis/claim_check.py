@@ -60,7 +60,7 @@ class Check:
 def check(claim: Claim, suites: Suites, machine: Machine, runs: Sequence[Loaded]) -> Check:
     """Judge ``claim`` by its first form that ``machine`` allows and ``runs`` (all of that hardware) have rows for."""
     unmet: Check | None = None
-    unmeasured: Check | None = None
+    unmeasured: list[Check] = []
     for form in claim.forms:
         answers = tuple(found for need in form.needs if not (found := answer(need, machine.facts)).met)
         if answers:
@@ -69,30 +69,31 @@ def check(claim: Claim, suites: Suites, machine: Machine, runs: Sequence[Loaded]
         try:
             wanted, how = wants(form, suites), commands(form, suites)
         except UsageError as error:  # a suite of this installation lacks what the claim names
-            unmeasured = unmeasured or Check(claim, "NOT MEASURED", str(error), form, bench_is_here=False)
+            unmeasured.append(Check(claim, "NOT MEASURED", str(error), form, bench_is_here=False))
             continue
         if form.planned:
             reason = "no bench here measures it yet"
-            unmeasured = unmeasured or Check(
-                claim, "NOT MEASURED", reason, form, commands=how, bench_is_here=_is_here(form.planned, suites)
-            )
+            here = _is_here(form.planned, suites)
+            unmeasured.append(Check(claim, "NOT MEASURED", reason, form, commands=how, bench_is_here=here))
             continue
         seen, points, missing = gather(wanted, runs)
         if seen is None:
-            unmeasured = unmeasured or Check(claim, "NOT MEASURED", missing, form, commands=how)
+            unmeasured.append(Check(claim, "NOT MEASURED", missing, form, commands=how))
             continue
         try:
             finding = RULES[form.rule](points, **form.args)
             if not math.isfinite(finding.value):
                 raise Undecided("what was found is no finite number")
         except Undecided as error:
-            unmeasured = unmeasured or Check(claim, "NOT MEASURED", str(error), form, seen=seen, commands=how)
+            unmeasured.append(Check(claim, "NOT MEASURED", str(error), form, seen=seen, commands=how))
             continue
         verdict, reason = judge(claim, form, finding, seen.basis)
         return Check(claim, verdict, reason, form, finding, seen, label_of(form, seen.basis), commands=how)
-    nothing = unmeasured or unmet
-    assert nothing is not None, f"{claim.id} has no form"  # the loader refuses that
-    return nothing
+    if unmeasured:
+        # of several forms the one that came furthest: rows that say nothing, rows that do not count, no rows
+        return max(unmeasured, key=lambda each: (each.seen is not None, "not counted" in each.reason))
+    assert unmet is not None, f"{claim.id} has no form"  # the loader refuses that
+    return unmet
 
 
 def _is_here(command: str, suites: Suites) -> bool:

@@ -27,7 +27,7 @@ class PageLaw:
 
     ``n_half`` = c x B bytes; ``fragment_90`` bytes and ``page_90`` tokens at which the law reaches 90 % of B. All are
     None where the sweep does not determine them, with ``reason``. ``steps`` are jumps in bytes between two fragment
-    sizes that no smooth law has. ``holds``: residual within 15 %, or a step that is named.
+    sizes that no smooth law has: they explain why the law does not hold. ``holds``: residual within 15 %.
     """
 
     law: Law
@@ -73,14 +73,14 @@ def page_law(pages: Sequence[int], fragments: Sequence[float], seconds: Sequence
     steps = _steps(best, sizes, times)
     small = best.residual is not None and best.residual <= RESIDUAL_LIMIT
     reason = best.reason
-    if not small and not steps and best.residual is not None:
-        reason = reason or f"residual {best.residual:.0%} and no step"
+    if not small and best.residual is not None:
+        reason = reason or f"residual {best.residual:.0%} and {'a step' if steps else 'no step'}"
     return PageLaw(
         law=best.law, winner=found.winner, c=best.alpha, c_se=best.alpha_se, bandwidth=best.beta,
         bandwidth_se=best.beta_se, residual=best.residual, n_half=best.n_half, fragment_90=ninety,
         page_90=None if ninety is None else max(1, math.ceil(ninety / token - 1e-9)),
         measured_page_90=_measured(pages, rates, best.beta), steps=steps, points=best.points,
-        holds=small or bool(steps), reason=reason,
+        holds=small, reason=reason,
     )  # fmt: skip
 
 

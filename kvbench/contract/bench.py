@@ -24,8 +24,8 @@ class Bench:
 
     ``where`` drops combinations of axis values that mean nothing; ``disk`` is the scratch bytes a case writes;
     ``seconds`` maps a profile to what one case is expected to take, for the estimate printed before a run, ``setup``
-    adds what axis values beyond those of the profiles make of it, and ``limit`` is how many times longer than the
-    profile's cap a case may run before its worker is killed.
+    adds what large axis values make of it, and ``limit`` is how many times longer than the profile's cap a case may run
+    before its worker is killed.
     """
 
     name: str

@@ -127,7 +127,17 @@ def fingerprint(root: Path = ROOT, gpus: Gpus | None = None) -> Fingerprint:
         "facts": _facts(model, topology, gpus, root),
         "disagreements": [{"fact": d.fact, "unit": d.unit, "sources": dict(d.sources)} for d in disagreements],
     }
-    return Fingerprint(f"{_slug(key)}-{digest(key, 8)}", machine, digest(env, 16), env, disagreements, tuple(gaps))
+    return Fingerprint(hw_class_of(key), machine, env_digest_of(env), env, disagreements, tuple(gaps))
+
+
+def hw_class_of(key: dict[str, Json]) -> str:
+    """Return the ``hw_class`` of a machine with the fields ``key``. Raises KeyError for one that is not there."""
+    return f"{_slug(key)}-{digest(key, 8)}"
+
+
+def env_digest_of(env: dict[str, Json]) -> str:
+    """Return the key of an environment."""
+    return digest(env, 16)
 
 
 def _hardware_key(model: CpuModel, topology: Topology, boards: tuple[Gpu, ...]) -> dict[str, Json]:

@@ -20,13 +20,12 @@ from typing import Any, NoReturn
 from kvbench.contract.result import RUN_STATUSES, Result, RunInfo, RunStatus
 from kvbench.errors import StoreError, UsageError, printable
 from kvbench.store.consistent import Standing, standing
-from kvbench.store.opened import refuse_open_database
+from kvbench.store.course import Course, later_of
+from kvbench.store.opened import SQLITE_MAGIC, refuse_open_database
 from kvbench.store.wire import (
     check_case,
     check_digest,
     check_foreign_run,
-    check_not_future,
-    check_order,
     check_result,
     check_row,
     check_run,
@@ -44,6 +43,7 @@ class BundleWriter:
         self.path, self._sync_lines = Path(path), sync_lines
         self._written: set[tuple[str, str, str]] = set()
         self._ended: dict[str, str | None] = {}
+        self._courses: dict[str, Course] = {}
         if self.path.is_symlink():
             raise UsageError("this is a symbolic link", where=str(path), mend="give another --bundle")
         refuse_open_database(self.path, "a new file")
@@ -80,13 +80,15 @@ class BundleWriter:
             return
         self._line({"schema": SCHEMA, "kind": "run", "run": run.to_wire()})
         self._ended[run.uuid] = None
+        self._courses[run.uuid] = Course(run)
 
     def add_results(
         self, run_uuid: str, results: Sequence[Result], position: int, *, committed_at: str | None = None
     ) -> None:
         """Write one case; rows already written (run, digest, metric) are left out.
 
-        Raises ValueError for rows that are no case, StoreError for an unknown or ended run and when the write fails.
+        A time before the run began, of a clock that was set back, is written as its beginning. Raises ValueError for
+        rows that are no case of this run, StoreError for an unknown or ended run and when the write fails.
         """
         for row in results:
             check_row(row)
@@ -95,19 +97,26 @@ class BundleWriter:
         keys = {(run_uuid, row.digest, row.metric) for row in results}
         new = [row for row in results if (run_uuid, row.digest, row.metric) not in self._written]
         if new:
+            course = self._courses[run_uuid]
             at = committed_at or datetime.now(UTC).isoformat(timespec="microseconds")
+            at = later_of(at, course.started)
+            course.case(new[0], position, at)
             wire = [row.to_wire() for row in new]
             self._line({"kind": "case", "run": run_uuid, "position": position, "at": at, "results": wire})
             self._written |= keys
 
     def finish_run(self, run_uuid: str, status: RunStatus, finished_at: str) -> None:
-        """Write how the run ended. Raises StoreError for an unknown run, one that ended otherwise, a failed write."""
+        """Write how the run ended; not before its last case, where a clock was set back meanwhile.
+
+        Raises StoreError for an unknown run, one that ended otherwise, a failed write.
+        """
         if status not in RUN_STATUSES or status == "running":
             raise ValueError(f"a run cannot end {status!r}")
         check_time(finished_at, "finished_at")
         if self._ended.get(run_uuid) == status:
             return
         self._check_open(run_uuid)
+        finished_at = later_of(finished_at, self._courses[run_uuid].latest)
         self._line({"kind": "end", "run": run_uuid, "status": status, "finished_at": finished_at})
         self._ended[run_uuid] = status
 
@@ -308,7 +317,7 @@ class _Reader:
         self.path, self.number = path, 0
         self.runs: dict[str, bool] = {}
         self._rows: set[tuple[str, str, str]] = set()
-        self._started: dict[str, str] = {}
+        self._courses: dict[str, Course] = {}
         self._unit: dict[tuple[str, str, int, str], str] = {}
         self._better: dict[tuple[str, str, int, str, str], str] = {}
 
@@ -333,6 +342,8 @@ class _Reader:
 
     def _unmarked(self, raw: bytes) -> bytes:
         """Return the first line without the byte order mark an editor put before it."""
+        if raw.startswith(SQLITE_MAGIC):
+            self._fail("this is a database", expected="a bundle file", mend="--db names a database")
         if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             self._fail("the file is UTF-16", expected="UTF-8", mend="save it as UTF-8")
         return raw.removeprefix(codecs.BOM_UTF8)
@@ -359,8 +370,7 @@ class _Reader:
             if status not in RUN_STATUSES or status == "running":
                 raise ValueError(f"status {status!r}, expected one of {', '.join(RUN_STATUSES[1:])}")
             finished = check_time(value["finished_at"], "finished_at")
-            check_order(self._started[run], finished, "finished_at")
-            check_not_future(finished, "finished_at")
+            self._courses[run].end(finished)
             self.runs[run] = True
             return EndLine(run, status, finished)
         raise ValueError(f"unknown kind of line {kind!r}")
@@ -375,9 +385,9 @@ class _Reader:
         _only(value, "schema", "kind", "run")
         run = check_run(value["run"])
         check_foreign_run(run)
-        self._started[run.uuid] = run.started_at
         if run.uuid in self.runs:
             raise ValueError(f"a second header of run {run.uuid}")
+        self._courses[run.uuid] = Course(run)
         self.runs[run.uuid] = False
         return RunLine(run)
 
@@ -391,6 +401,8 @@ class _Reader:
         results = tuple(check_result(row) for row in listed)
         check_case(results)
         check_digest(results[0])
+        at = check_time(value["at"], "at")
+        self._courses[run].case(results[0], position, at)
         for row in results:
             key = (run, row.digest, row.metric)
             if key in self._rows:
@@ -402,7 +414,7 @@ class _Reader:
             unit = self._unit.setdefault((row.suite, row.bench, row.bench_version, row.metric), row.unit)
             if unit != row.unit:
                 raise ValueError(f"{row.suite}/{row.bench} {row.metric} is in {row.unit} here, in {unit} before")
-        return CaseLine(run, position, check_time(value["at"], "at"), results)
+        return CaseLine(run, position, at, results)
 
 
 def _only(value: dict[str, Any], *names: str) -> None:

@@ -6,6 +6,7 @@ Every way into a store goes through here: the worker, the database, bundles writ
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
@@ -15,6 +16,8 @@ COUNTED = tuple(field.name for field in fields(Bytes))
 POSITIVE_UNITS = frozenset({"s", "B/s", "FLOP/s"})
 SIGNED_UNIT = "1"  # differences, gains and logarithms; nothing else that is measured is less than nothing
 LAW = 1.02  # as kvbench.timing.judge has it: beyond that times a physical ceiling no number is true (design 6.8)
+CLOCKS, CLOCKS_S = 1.02, 3e-6  # kvbench.timing.sampler takes a window this much longer than its call, plus rounding
+SHY = 1 - 1e-9  # two roundings of one number
 # A formula may find that nothing has to be waited for; a clock never read 0 s or 0 B/s for work that was done.
 _TIMED = frozenset({"measured", "emulated"})
 
@@ -41,6 +44,76 @@ def check_consistent(row: Result) -> None:
         if count is not None and count < 0:
             raise ValueError(f"result.bytes.{name} is {count}, expected a count")
     _check_ceilings(row)
+    if row.value is not None and row.value > 0 and row.basis in _TIMED:
+        _check_seconds(row)
+    if "tainted" in row.flags and row.status in ("ok", "suspect"):
+        raise ValueError(f"result.status is {row.status} in a row with the flag tainted")
+
+
+def _check_seconds(row: Result) -> None:
+    """Check value, seconds, bytes and samples of ``row`` against each other, as far as it has them.
+
+    ``seconds`` is the median of one pass for a rate, of one operation for anything else; samples are of one pass.
+    ``stop`` marks the rows that the sampler made: of any other row nobody knows whose median ``seconds`` is.
+    """
+    if row.basis == "measured" and row.unit == "B/s" and row.rate_of is not None and row.seconds is not None:
+        counted = getattr(row.bytes, row.rate_of)
+        if counted is not None and not _same(row.value, counted / row.seconds):
+            raise ValueError(
+                f"result.value is {row.value} B/s, but {counted} {row.rate_of} bytes in {row.seconds} s are "
+                f"{counted / row.seconds:.6g} B/s"
+            )
+    if row.stop is None:
+        return
+    if row.unit == "s" and row.seconds is not None and not _same(row.value, row.seconds):
+        raise ValueError(f"result.value is {row.value} s, but result.seconds is {row.seconds}")
+    if row.samples:
+        _check_samples(row)
+
+
+def _check_samples(row: Result) -> None:
+    low, middle, high = min(row.samples), statistics.median(row.samples), max(row.samples)
+    if low <= 0:
+        raise ValueError(f"result.samples holds {low} s in a row that is {row.basis}, expected more than 0")
+    whole = row.kept == row.n
+    if row.seconds is not None:
+        # of a reservoir of 1,000 the median of all is outside with a chance of 2^-999
+        passes_agree = _same(row.seconds, middle) if whole else low * SHY <= row.seconds <= high / SHY
+        # how many operations make a pass is not in the row, but one at least does
+        if not (passes_agree if row.unit.endswith("/s") else row.seconds * SHY <= high):
+            raise ValueError(
+                f"result.seconds is {row.seconds}, but the samples are {low:.6g} to {high:.6g} s, median {middle:.6g} s"
+            )
+    if whole:
+        _check_interval(row, low / middle, high / middle)
+    reps, spent = row.detail.get("reps"), row.detail.get("sampled_seconds")
+    if isinstance(reps, int) and isinstance(spent, int | float):
+        taken = sum(row.samples) * reps
+        # own windows may be longer than the call around them by as much as the sampler lets two clocks differ
+        if taken > CLOCKS * spent + CLOCKS_S * (row.kept + 1):
+            raise ValueError(f"result.samples take {taken:.6g} s, but sampling took {spent} s (detail.sampled_seconds)")
+
+
+def _check_interval(row: Result, least: float, most: float) -> None:
+    """Check that the interval of ``row`` is inside its samples, all of which are there: it is made of some of them.
+
+    ``least`` and ``most`` are the shortest and the longest sample over the median.
+    """
+    assert row.value is not None
+    low, high = (None if end is None or end <= 0 else end for end in (row.low, row.high))
+    if row.unit.endswith("/s"):
+        short, long = (None if end is None else row.value / end for end in (high, low))
+    else:
+        short, long = (None if end is None else end / row.value for end in (low, high))
+    if (short is not None and short < least * SHY) or (long is not None and long > most / SHY):
+        raise ValueError(
+            f"result.low and result.high are {row.low} and {row.high}, wider than the samples ({least:.6g} to "
+            f"{most:.6g} of their median)"
+        )
+
+
+def _same(one: float | None, other: float) -> bool:
+    return one is not None and math.isclose(one, other, rel_tol=1e-9)
 
 
 def _check_ceilings(row: Result) -> None:

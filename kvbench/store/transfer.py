@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, distinct, func, select, update
 
 from kvbench.errors import StoreError, UsageError
 from kvbench.store.bundle import (
@@ -21,6 +21,7 @@ from kvbench.store.bundle import (
     describe_tail,
     iter_bundle,
 )
+from kvbench.store.course import later_of
 from kvbench.store.engine import Store
 from kvbench.store.labels import storable, usable_label
 from kvbench.store.newfile import new_file
@@ -119,13 +120,14 @@ def _import_end(connection: Connection, path: Path, said: Declared, *, grew: boo
     """Write how the run stands with all its rows here; return what the user should know."""
     found = locked_run(connection, said.info.uuid)
     assert found is not None
+    _check_places(connection, found["id"], said.info.uuid)
     rows = connection.execute(
         select(cases.c.digest, results.c.status)
         .join(cases, cases.c.id == results.c.case_id)
         .where(results.c.run_id == found["id"], cases.c.suite != "canary")
     )
     stands = said.standing((row.digest, row.status) for row in rows)
-    here, there = found["finished_at"], said.info.finished_at
+    here, there = _end_of(connection, found["id"]), said.info.finished_at
     # the later end holds: a run may have been resumed after the first file was written; the same end may have come
     # with fewer rows before
     later = there is not None and (here is None or here < there or (here == there and grew))
@@ -133,6 +135,26 @@ def _import_end(connection: Connection, path: Path, said: Declared, *, grew: boo
         values = {"status": stands.status, "finished_at": there}
         connection.execute(update(runs).where(runs.c.id == found["id"]).values(**values))
     return describe_standing(path, said, stands)
+
+
+def _end_of(connection: Connection, run_id: int) -> str | None:
+    """Return when a run ended as a file may say it: not before its own beginning and its last case.
+
+    A clock that was set back while it ran wrote such an end; the database keeps it.
+    """
+    times = select(runs.c.started_at, runs.c.last_commit_at, runs.c.finished_at).where(runs.c.id == run_id)
+    started, last, finished = connection.execute(times).one()
+    return None if finished is None else later_of(started, later_of(last or started, finished))
+
+
+def _check_places(connection: Connection, run_id: int, uuid: str) -> None:
+    """Raise StoreError where a case came to a place of the run that another case has here."""
+    places = select(results.c.position).where(results.c.run_id == run_id).group_by(results.c.position)
+    twice = connection.scalar(places.having(func.count(distinct(results.c.case_id)) > 1).limit(1))
+    if twice is not None:
+        raise StoreError(
+            f"another case is here at position {twice} of this run", got=uuid, expected="one case a position"
+        )
 
 
 def export_bundle(store: Store, selector: str, path: str | Path, *, force: bool = False) -> tuple[int, int]:
@@ -159,8 +181,7 @@ def _export_run(connection: Connection, writer: BundleWriter, uuid: str) -> int:
         raise UsageError("the run is in a bundle already", got=uuid, mend="copy that file")
     info = run_from_row(dict(found), found["status"])  # as stored: only this host can say that its process is gone
     info = replace(info, label=usable_label(info.label))
-    if info.finished_at is not None:  # a clock that was set back while it ran
-        info = replace(info, finished_at=max(info.started_at, info.finished_at))
+    info = replace(info, finished_at=_end_of(connection, found["id"]))
     writer.begin_run(info)
     written = 0
     rows = stored_rows(connection, results.c.run_id == found["id"], with_samples=True)

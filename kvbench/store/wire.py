@@ -23,6 +23,7 @@ from kvbench.store.labels import check_label
 
 MAX_DEPTH = 32  # facts of a machine nest 3 deep; a bomb nests thousands
 INT64 = 1 << 63
+_BACKSLASH = "\\\\"  # as canonical JSON writes one
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # narrower than fromisoformat, which takes any character for the T: times are compared and printed as text
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?\+00:00")
@@ -54,7 +55,7 @@ def check_run(data: object) -> RunInfo:
 
 
 def check_foreign_run(run: RunInfo, now: datetime | None = None) -> None:
-    """Check what only a run from elsewhere can get wrong: its label, its times against this clock, its plan.
+    """Check what only a run from elsewhere can get wrong: its label, its times against this clock, its plan, its keys.
 
     Raises ValueError. ``now`` is for tests.
     """
@@ -70,6 +71,31 @@ def check_foreign_run(run: RunInfo, now: datetime | None = None) -> None:
     if len(set(digests)) != len(digests):
         twice = next(digest for digest in digests if digests.count(digest) > 1)
         raise ValueError(f"run.plan names the case {twice[:12]} twice")
+    _check_keys(run)
+
+
+def _check_keys(run: RunInfo) -> None:
+    """Check that ``hw_class`` and ``env_digest`` are those of the facts beside them: runs are matched by them.
+
+    Left alone: another tool's run, whose keys follow from its file; a record without the fields of its key; facts with
+    a backslash, because a database may have written a character it does not take as an escape.
+    """
+    from kvbench.machine.fingerprint import canonical, env_digest_of, hw_class_of
+
+    key = run.machine.get("key")
+    if not isinstance(key, dict) or run.hw_class.startswith("imported-"):
+        return
+    if _BACKSLASH not in canonical(key):
+        try:
+            made = hw_class_of(key)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"run.machine.key lacks what makes a hardware class ({error})") from None
+        if made != run.hw_class:
+            raise ValueError(f"run.hw_class is {_short(run.hw_class)}, but that of run.machine.key is {_short(made)}")
+    if not run.env_digest.startswith("imported-") and _BACKSLASH not in canonical(run.env):
+        found = env_digest_of(run.env)
+        if found != run.env_digest:
+            raise ValueError(f"run.env_digest is {_short(run.env_digest)}, but that of run.env is {found}")
 
 
 def check_not_future(text: str, path: str, now: datetime | None = None) -> None:

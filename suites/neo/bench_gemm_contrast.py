@@ -53,7 +53,7 @@ def gemm_contrast(case: Case, measure: Measure) -> None:
     measure.note("weight_rate", cores.gemm.weight_bytes / row.seconds)
     memory = cores.memory()
     bandwidths(measure, memory)
-    balance(measure, row, memory)
+    balance(measure, row, memory, case.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,11 @@ def bandwidths(measure: Measure, memory: Memory) -> None:
         )  # fmt: skip
 
 
-def balance(measure: Measure, row: Result, memory: Memory) -> None:
-    """Add the row of FLOP/s of ``row`` over bytes/s of the read: a ratio of two medians, tainted as they are."""
+def balance(measure: Measure, row: Result, memory: Memory, dtype: str) -> None:
+    """Add the row of FLOP/s of ``row`` over bytes/s of the read: a ratio of two medians, tainted as they are.
+
+    Only a product in the attention's own bf16 says what bounds the attention.
+    """
     read = memory.read.summary
     if read is None or row.value is None:
         measure.extra("balance", None, unit="1", better="higher", reason="no read bandwidth")
@@ -165,7 +168,7 @@ def balance(measure: Measure, row: Result, memory: Memory) -> None:
         reason=(row.reason or memory.read.reason) if tainted else "",
         detail={
             "attention_flop_per_byte": memory.intensity,
-            "attention_bound": "bandwidth" if memory.intensity < value else "arithmetic",
+            "attention_bound": None if dtype != "bf16" else "bandwidth" if memory.intensity < value else "arithmetic",
         },
     )  # fmt: skip
 
@@ -213,7 +216,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
             check()
         near = Memory(taken, beside, work.kernel, work.kv_bytes, reader.nbytes, work.flops / work.kv_bytes)
     bandwidths(measure, near)
-    balance(measure, row, near)
+    balance(measure, row, near, case.dtype)
     cores = Cores(case, measure)
     product_far = sample(as_run(cores.gemm.run), budget, seed=seed)
     cores.gemm.verify()

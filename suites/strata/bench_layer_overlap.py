@@ -36,8 +36,16 @@ def exists(axes: Mapping[str, Value]) -> bool:
     return (axes["form"] == "host") == (axes["transport"] == "cpu")
 
 
+def setup_seconds(axes: Mapping[str, Value]) -> float:
+    """Return what making and checking large pools takes beyond the ``seconds`` of the bench."""
+    from kvbench.model.geometry import geometry
+    from kvbench.systems.strata.transfer import setup_seconds
+
+    return setup_seconds(int(axes["tokens"]) * geometry(MODEL).token_bytes())
+
+
 @bench(
-    version=1, metric="pass_time", unit="s", better="lower", where=exists, limit=180.0,
+    version=1, metric="pass_time", unit="s", better="lower", where=exists, limit=180.0, setup=setup_seconds,
     extra_metrics=["stall", "stall_share", "predicted_stall"], seconds={"smoke": 1.5, "quick": 4.5, "full": 40.0},
     form=FORM, transport=TRANSPORT,
     ratio=axis.integer(
@@ -96,7 +104,7 @@ def layer_overlap(case: Case, measure: Measure) -> None:
 
 
 @bench(
-    version=1, metric="sweep_time", unit="s", better="lower", where=exists, limit=300.0,
+    version=1, metric="sweep_time", unit="s", better="lower", where=exists, limit=300.0, setup=setup_seconds,
     extra_metrics=["onset", "predicted_onset", "balance"], seconds={"smoke": 5.0, "quick": 12.0, "full": 120.0},
     form=FORM, transport=TRANSPORT,
     sweep=axis.choice("coarse", "fine", smoke=["coarse"], quick=["fine"], full=["fine"]),
@@ -178,8 +186,10 @@ def open_overlap(case: Case, measure: Measure) -> Overlapped:
     measure.note("arithmetic_share", f"1/{SHARE[case.form]}")
     if case.form == "gpu":
         return on_device(case, measure, pool, order)
+    from kvbench.systems.strata.ends import require_room
     from kvbench.systems.strata.overlap import HostOverlap
 
+    require_room(pool, pool, measure.context.arena.nbytes)
     team = measure.team(2)
     far = measure.sources(1, pool.nbytes, "thp")[0].address
     near = measure.target(pool.nbytes, "thp").address

@@ -52,10 +52,22 @@ def test_a_cliff_is_named_and_not_smoothed_into_a_law() -> None:
     law = page_law([int(size) // 2048 for size in sizes], sizes, times)
     assert [(step.below, step.above) for step in law.steps] == [(24576, 28672)]
     assert law.steps[0].ratio == pytest.approx(38 / 5.5)
-    assert law.holds  # the sweep is explained: by a step
+    assert not law.holds  # the sweep is explained by a step, and not by a law
     assert "between 24576 and 28672 B" in law.step_text
     assert law.residual is not None
     assert law.residual > 0.15
+
+
+def test_a_law_far_off_does_not_hold_whatever_steps_there_are() -> None:
+    """Rates as mapped files showed them while earlier passes left pages in memory."""
+    pages, rates = [1, 4, 16, 64, 512], [5.6e9, 9.05e9, 3.94e9, 14.1e9, 1.03e9]
+    sizes = [float(ITEM * page) for page in pages]
+    law = page_law(pages, sizes, [size / rate for size, rate in zip(sizes, rates, strict=True)])
+    assert law.residual is not None
+    assert law.residual > 0.5
+    assert law.steps
+    assert not law.holds
+    assert law.reason
 
 
 def test_a_fall_of_the_rate_is_a_step_once_the_next_size_confirms_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvbench.analysis.claims import Claim, Form, load_claims
 from kvbench.contract.result import Result
-from kvbench.machine.fingerprint import fingerprint
+from kvbench.machine.fingerprint import env_digest_of, fingerprint, hw_class_of
 from kvbench.store import open_store
 from tests.analysis.claim_rows import rows_for
 from tests.cli.test_compare import document, said, write
@@ -21,8 +21,13 @@ GROWS = CLAIMS["ellm-gain-grows-with-context"]
 
 
 def h200(**board: object) -> dict[str, Any]:
-    first = {"name": "NVIDIA H200", "count": 1, "memory_gib": 140, "max_gen": 5, "max_width": 16, "c2c": None, **board}
-    return {"key": {"gpus": [first], "numa_nodes": 2, "cores": 48}}
+    """Return what a run record says of a machine with one such board."""
+    first = {"name": "NVIDIA H200", "count": 1, "memory_gib": 140, "max_gen": 5, "max_width": 16, "nvlink": True,
+             "c2c": None, **board}  # fmt: skip
+    cpu = {"cpu_vendor": "intel", "cpu_family": "6", "cpu_model": "143", "cpu_stepping": "8", "sockets": 2}
+    key: dict[str, Any] = {**cpu, "numa_nodes": 2, "cores": 48, "gpus": [first]}
+    env: dict[str, Any] = {"kernel": "6.1"}
+    return {"hw_class": hw_class_of(key), "machine": {"key": key}, "env": env, "env_digest": env_digest_of(env)}
 
 
 def form_of(claim: Claim, on: str) -> Form:
@@ -129,16 +134,16 @@ def test_a_database_that_takes_no_writes_still_answers(tmp_path: Path, monkeypat
 def test_a_bundle_of_another_machine_is_judged_by_that_machine(tmp_path: Path) -> None:
     claim = CLAIMS["strata-memcpy-share-pcie5"]
     rows = rows_for(claim.forms[0], lambda _: 14.2e9, unit="B/s")
-    bundle = write(tmp_path / "a.jsonl", [rows], hw_class="h200-box", machine=h200())
+    bundle = write(tmp_path / "a.jsonl", [rows], **h200())
     code, out, err = said("claims", "strata", "--run", bundle, "--json")
     assert code == 0, err
-    assert document(out)["hw_class"] == "h200-box"
+    assert document(out)["hw_class"] == h200()["hw_class"]
     found = claims("strata", "--run", bundle)
     assert found[claim.id]["verdict"] == "REPRODUCED"
     assert found[claim.id]["value"] == pytest.approx(14.2 / 64)
     assert found["strata-memcpy-share-c2c"]["verdict"] == "CONDITIONS NOT MET"
     assert found["strata-memcpy-share-c2c"]["needs"] == [{"need": "c2c == 1", "met": False, "found": "0"}]
-    bundle = write(tmp_path / "b.jsonl", [rows], hw_class="older", machine=h200(max_gen=4))
+    bundle = write(tmp_path / "b.jsonl", [rows], **h200(max_gen=4))
     found = claims("strata", "--run", bundle)
     assert found[claim.id]["needs"] == [{"need": "pcie_gen == 5", "met": False, "found": "4"}]
     bare = write(tmp_path / "c.jsonl", [rows], hw_class="bare", machine={"sockets": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -43,6 +44,11 @@ HOSTILE = (
 def at(seconds: float) -> str:
     """Return a time ``seconds`` after a fixed start."""
     return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
+def now() -> str:
+    """Return the time now: the end of a run whose rows a sink has just dated itself."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def digest_of(suite: str, bench: str, version: int, axes: dict[str, Any]) -> str:
@@ -115,6 +121,28 @@ def with_ceilings(row: Result, ceilings: list[Ceiling], *, told: bool) -> Result
     return row.with_(ceilings=kept, fraction=share if told and 0 <= share < math.inf else None)
 
 
+def agreeing(row: Result) -> Result:
+    """Return ``row`` with such a value, seconds, bytes and samples as one clock can have given."""
+    if row.value is None or row.value <= 0 or row.basis not in ("measured", "emulated"):
+        return row
+    if row.stop is not None:
+        taken = tuple(s for s in row.samples if s > 0)
+        taken = taken[: len(taken) - (len(taken) + 1) % 2]  # the median of an even number is a mean, and may overflow
+        row = row.with_(samples=taken, kept=len(taken))
+        if taken:
+            row = row.with_(low=None, high=None, seconds=statistics.median(taken))
+        if row.unit == "s":
+            row = row.with_(low=None, high=None, value=row.seconds or row.value)
+        elif taken and not row.unit.endswith("/s"):
+            row = row.with_(seconds=min(taken))
+    counted = None if row.rate_of is None else getattr(row.bytes, row.rate_of)
+    if row.unit == "B/s" and row.basis == "measured" and counted is not None and row.seconds is not None:
+        rate = counted / row.seconds
+        told = 0 < rate < math.inf
+        row = row.with_(value=rate, low=None, high=None) if told else row.with_(rate_of=None)
+    return row
+
+
 @st.composite
 def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | None = None) -> Result:
     status = draw(st.sampled_from(get_args(Status)))
@@ -144,7 +172,7 @@ def results(draw: st.DrawFn, axes: dict[str, Any] | None = None, metric: str | N
         rate_of=draw(st.sampled_from([None, "unique", "link", "demand", "near"])), seconds=draw(st.none() | positive),
         flags=tuple(draw(st.lists(text, max_size=2))), detail=draw(scalars), samples=tuple(kept),
     )  # fmt: skip
-    return with_ceilings(row, ceilings, told=draw(st.booleans()))
+    return with_ceilings(agreeing(row), ceilings, told=draw(st.booleans()))
 
 
 @st.composite

@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from kvbench.store.engine import Store, open_store
 from kvbench.store.sink import Sink
 from kvbench.store.transfer import export_bundle, import_bundle
 from tests.store.factories import at, here, make_row, make_run
+
+
+LATER = (datetime.now(UTC) + timedelta(hours=1)).isoformat(timespec="microseconds")
 
 
 def lines_of(**changes: Any) -> list[dict[str, Any]]:
@@ -56,7 +60,7 @@ def _drive(sink: Sink) -> None:
         sink.begin_run(run)
         sink.add_results(run.uuid, [make_row(0), make_row(0, "latency")], 0)
     for _ in range(2):
-        sink.finish_run(run.uuid, "ok", at(1))
+        sink.finish_run(run.uuid, "ok", LATER)
     with pytest.raises(StoreError, match="ended ok"):
         sink.add_results(run.uuid, [make_row(1)], 1)
     with pytest.raises(StoreError, match="rows for a run that is not"):

@@ -241,8 +241,10 @@ def test_an_end_before_the_beginning_or_in_the_future_is_refused(
     with BundleWriter(tmp_path / "b.jsonl", sync_lines=False) as writer:
         run = make_run()
         writer.begin_run(run)
-        writer.add_results(run.uuid, [make_row(0)], 0)
-        writer.finish_run(run.uuid, "ok", end)
+        writer.add_results(run.uuid, [make_row(0)], 0, committed_at=run.started_at)
+    line = {"kind": "end", "run": run.uuid, "status": "ok", "finished_at": end}
+    with (tmp_path / "b.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
     with pytest.raises(UsageError, match=f"b.jsonl, line 3: finished_at is .*{said}"):
         import_bundle(store, tmp_path / "b.jsonl")
 

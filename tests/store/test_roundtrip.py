@@ -70,7 +70,7 @@ def test_bundle_returns_records_exactly_and_imports_as_written(kept: Store, run:
         path = Path(folder) / "a.jsonl"
         with BundleWriter(path, sync_lines=False) as writer:
             writer.begin_run(replace(run, status="running", finished_at=None))
-            writer.add_results(run.uuid, rows, 4)
+            writer.add_results(run.uuid, rows, 4, committed_at=run.started_at)
             if run.status != "running":
                 assert run.finished_at is not None
                 writer.finish_run(run.uuid, run.status, run.finished_at)

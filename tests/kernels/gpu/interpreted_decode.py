@@ -166,9 +166,9 @@ def merged(logs: list[float], poisoned: bool = False) -> str | None:
     return None if close else f"{lse[0].tolist()} for {log.tolist()}"
 
 
-def far() -> str | None:
-    """A block beyond 2^31 elements of a sparse mapping."""
-    of = Shape("fp16", 1, 1, 64, 16)
+def far(page: int) -> str | None:
+    """A block beyond 2^31 elements of a sparse mapping; tiles inside a page and tiles over pages address it apart."""
+    of = Shape("fp16", 1, 1, 64, page)
     stride = 1 << 20  # bytes from block to block: 8192 of them are 8 GiB, 2^32 elements
     number = (1 << 13) - 1
     memory = mmap.mmap(-1, stride * (number + 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
@@ -180,7 +180,7 @@ def far() -> str | None:
     q, qf = rounded(rng.standard_normal((1, 1, 1, 64)), "fp16")
     start = torch.from_numpy(huge[:8])  # only the address counts
     table, lengths = np.array([[number]], np.int32), np.array([16], np.int32)
-    part, logs = run_split(of, q, start, start, table, lengths, 0.125, 1, 32, stride // 16)
+    part, logs = run_split(of, q, start, start, table, lengths, 0.125, 1, 64, stride // 16)
     want, log = attend(qf[0, 0], keys, keys, 0.125)
     error = error_of(part[0, 0, 0].numpy(), want)
     return None if error < 2e-3 and abs(float(logs[0, 0, 0, 0]) - float(log[0])) < 1e-4 else f"error {error:.2g}"
@@ -227,7 +227,7 @@ def main() -> int:
     said["merge with empty parts"] = merged([-math.inf, 2.0, -math.inf, -1e4, 1e4], poisoned=True)
     said["merge of nothing"] = merged([-math.inf] * 3, poisoned=True)
     said["merge of many"] = merged([float(n % 7) for n in range(37)])
-    said["far"] = far()
+    said["far, tiles over pages"], said["far, tiles in a page"] = far(16), far(64)
     said["a wrong scale"] = whole(Shape("fp32", 2, 1), [50], 2, factor=1.001)
     said["a token too many"] = whole(Shape("fp32", 2, 1), [50], 2, more=1, poison=False)
     said["stray"] = stray()

@@ -13,7 +13,7 @@ import pytest
 from kvbench.analysis.compare import Side, compare
 from kvbench.cli.main import main
 from kvbench.errors import UsageError
-from kvbench.machine.fingerprint import Fingerprint
+from kvbench.machine.fingerprint import Fingerprint, hw_class_of
 from kvbench.schemas import schema_for
 from kvbench.store.engine import Store, open_store
 from kvbench.store.importers import TOOLS, admit, read_foreign
@@ -27,7 +27,9 @@ def valid(document: Any) -> None:
 
 
 def this_machine() -> Fingerprint:
-    return Fingerprint("cpu-here", {"key": {"cpu_model": "here"}}, "env", {"kernel": "6.8"}, (), ())
+    words = ("cpu_vendor", "cpu_family", "cpu_model", "cpu_stepping", "sockets", "numa_nodes", "cores")
+    key: dict[str, Any] = {**dict.fromkeys(words), "cpu_model": "here", "gpus": []}
+    return Fingerprint(hw_class_of(key), {"key": key}, "env", {"kernel": "6.8"}, (), ())
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -56,14 +58,15 @@ def test_an_imported_run_is_never_of_this_machine_unless_said(store: Store) -> N
     admit(store, foreign)
     with pytest.raises(UsageError, match="0 groups of this host have a row with a value"):
         store.load("latest")
-    said = read_foreign(DATA / "stream.txt", here=this_machine())
-    assert (said.run.hw_class, said.run.machine["key"]) == ("cpu-here", {"cpu_model": "here"})
+    here = this_machine()
+    said = read_foreign(DATA / "stream.txt", here=here)
+    assert (said.run.hw_class, said.run.machine["key"]) == (here.hw_class, here.machine["key"])
     assert said.run.uuid != foreign.run.uuid
-    admit(store, said, here=this_machine())
-    assert admit(store, said, here=this_machine()).runs_new == 0
+    admit(store, said, here=here)
+    assert admit(store, said, here=here).runs_new == 0
     with pytest.raises(UsageError, match="0 groups of this host"):
         store.load("latest")
-    assert {run.info.hw_class for run in store.runs()} == {"cpu-here", foreign.run.hw_class}
+    assert {run.info.hw_class for run in store.runs()} == {here.hw_class, foreign.run.hw_class}
 
 
 def test_files_that_name_no_machine_are_never_of_one_class(tmp_path: Path) -> None:
