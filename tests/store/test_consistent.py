@@ -12,19 +12,26 @@ import pytest
 
 from kvbench.contract.result import Bytes, Ceiling, PlannedCase, Result, RunInfo, RunStatus
 from kvbench.errors import UsageError
+from kvbench.machine.fingerprint import fingerprint
 from kvbench.report.summary import run_summary
 from kvbench.store.bundle import BundleWriter, read_bundle
 from kvbench.store.consistent import check_consistent, standing
 from kvbench.store.engine import Store, open_store
 from kvbench.store.formats import export
 from kvbench.store.transfer import export_bundle, import_bundle
-from kvbench.store.wire import check_case
+from kvbench.store.wire import check_case, check_foreign_run
 from tests.store.factories import at, digest_of, here, make_row, make_run
 
 ENDED: tuple[RunStatus, ...] = ("ok", "partial", "failed")
 SECONDS: dict[str, Any] = {"metric": "latency", "unit": "s", "better": "lower"}
 LAW = Ceiling("dram", 9.7e9, "physical", "spec")  # the value of the rows is 1e10
 HALF = Ceiling("stream", 2e10, "measured", "case")
+# as the sampler makes them: all samples kept, a pass of 1 ms that moves 10 MB or makes 1,000 operations
+TAKEN: dict[str, Any] = {"n": 3, "kept": 3, "samples": (1e-3, 1.1e-3, 0.9e-3), "stop": "timeout"}
+RATE: dict[str, Any] = {**TAKEN, "bytes": Bytes(unique=20_000_000, link=10_000_000), "rate_of": "link", "seconds": 1e-3}
+TIME: dict[str, Any] = {
+    **TAKEN, **SECONDS, "value": 1e-6, "seconds": 1e-6, "detail": {"reps": 2, "sampled_seconds": 0.0062}
+}  # fmt: skip
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"low": 2e10}, "outside its interval 20000000000.0 to unknown"),
     ({"high": 1e9}, "outside its interval unknown to 1000000000.0"),
@@ -65,6 +72,31 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"unit": "cycle", "value": 3.0, "low": -3.0}, r"cycle from -3\.0 on"),
     ({"n": 0, "kept": 0, "samples": (), "stop": "timeout"}, "n is 0 in a measured row"),
     ({"stop": "no_samples"}, "in a row that stopped for no_samples"),
+    ({"flags": ("tainted",)}, "status is ok in a row with the flag tainted"),
+    ({"flags": ("x", "tainted"), "status": "suspect"}, "status is suspect in a row with the flag tainted"),
+    ({**RATE, "value": 1e11}, r"value is 1e\+11 B/s, but 10000000 link bytes in 0\.001 s are 1e\+10 B/s"),
+    ({**RATE, "seconds": 1.0}, r"10000000 link bytes in 1\.0 s are 1e\+07 B/s"),
+    ({**RATE, "rate_of": "unique"}, r"20000000 unique bytes in 0\.001 s are 2e\+10 B/s"),
+    ({**RATE, "stop": None, "value": 1e10 + 100}, "10000000 link bytes"),
+    (
+        {**RATE, "bytes": Bytes(), "seconds": 1.0},
+        r"seconds is 1\.0, but the samples are 0\.0009 to 0\.0011 s, median 0\.001",
+    ),
+    ({**RATE, "unit": "FLOP/s", "seconds": 1e-6}, "seconds is 1e-06, but the samples"),
+    ({**RATE, "unit": "FLOP/s", "seconds": 1.05e-3}, r"seconds is 0\.00105, but the samples"),
+    ({**RATE, "unit": "FLOP/s", "seconds": 1.2e-3, "n": 6}, r"seconds is 0\.0012, but the samples"),
+    ({**RATE, "samples": (0.0, 1e-3, 2e-3)}, r"samples holds 0\.0 s in a row that is measured"),
+    ({**RATE, "samples": (0.0,) * 3}, r"samples holds 0\.0 s"),
+    ({**RATE, "samples": (1.0,) * 3}, r"seconds is 0\.001, but the samples are 1 to 1 s"),
+    ({**TIME, "samples": (0.0,) * 3, "basis": "emulated"}, r"samples holds 0\.0 s in a row that is emulated"),
+    ({**TIME, "seconds": 1e-3}, r"value is 1e-06 s, but result\.seconds is 0\.001"),
+    ({**TIME, "value": 1e-5}, r"value is 1e-05 s, but result\.seconds is 1e-06"),
+    ({**TIME, "value": 1e-2, "seconds": 1e-2}, r"seconds is 0\.01, but the samples"),
+    ({**TIME, "samples": (1.0,) * 3}, r"samples take 6 s, but sampling took 0\.0062 s"),
+    ({**TIME, "samples": (1e-3,) * 3, "low": 9e-7}, "wider than the samples"),
+    ({**TIME, "samples": (1e-3,) * 3, "high": 1.1e-6}, "wider than the samples"),
+    ({**RATE, "low": 8e9}, "wider than the samples"),
+    ({**RATE, "high": 1.2e10}, "wider than the samples"),
     ({"axes": {"n": True}}, r"axes\.n is True"),
     ({"axes": {"n": 1.5}}, r"axes\.n is 1\.5"),
     ({"bench_version": 0}, "bench_version is 0"),
@@ -119,6 +151,24 @@ def test_no_way_in_takes_a_row_that_contradicts_itself(
         make_row(0, n=0, kept=0, samples=()),  # worked out of another row, which says how many samples
         make_row(0, n=0, kept=0, samples=(), basis="modelled"),
         make_row(0, value=None, status="failed", samples=(), n=0, kept=0, stop="no_samples"),
+        make_row(0, **RATE),
+        make_row(0, **RATE, low=1e10 / 1.1, high=1e10 / 0.9),
+        make_row(0, **RATE | {"bytes": Bytes(), "rate_of": None, "unit": "FLOP/s", "value": 3.0}),
+        make_row(0, **RATE | {"n": 4, "seconds": 1.05e-3, "unit": "FLOP/s"}),  # some of the samples: within their range
+        make_row(0, **RATE | {"value": 3.0, "basis": "simulated"}),
+        make_row(0, **RATE | {"samples": ()}),
+        make_row(
+            0, **RATE | {"value": None, "status": "failed", "samples": (), "stop": "no_samples", "n": 0, "kept": 0}
+        ),
+        make_row(0, **TIME),
+        make_row(0, **TIME, low=0.9e-6, high=1.1e-6),
+        make_row(0, **TIME | {"value": 1e-3, "seconds": 1e-3}),  # one operation a pass
+        make_row(0, **TIME | {"detail": {"reps": 2, "sampled_seconds": 0.005890}}),  # a device's clock may run ahead
+        make_row(0, **TIME | {"detail": {"reps": "many"}}),
+        make_row(0, **TIME | {"stop": None, "seconds": 5e-7}),  # worked out by the bench, of nobody's samples
+        make_row(0, status="tainted", flags=("tainted",)),
+        make_row(0, status="invalid", flags=("tainted",)),
+        make_row(0, status="tainted"),
     ],
 )
 def test_what_may_be_is_taken(row: Result) -> None:
@@ -207,6 +257,15 @@ def test_two_units_of_one_metric_are_refused_and_two_versions_may_differ(tmp_pat
 
 AXES: dict[str, str | int] = {"n": 1}
 CASE = PlannedCase(digest_of("s", "b", 1, AXES), "s", "b", 1, AXES)
+KEY: dict[str, Any] = {
+    "cpu_vendor": "amd", "cpu_family": "25", "cpu_model": "17", "cpu_stepping": "1", "sockets": 1, "numa_nodes": 1,
+    "cores": 2, "gpus": [],
+}  # fmt: skip
+# written out: what a released version called a machine may not move with the code
+HERE: dict[str, Any] = {
+    "machine": {"key": KEY}, "hw_class": "amd-25-17-1-s1-n1-c2-94c8649b", "env": {"kernel": "6.1"},
+    "env_digest": "086e8c63de0fb572",
+}  # fmt: skip
 LATER = (datetime.now(UTC) + timedelta(days=3)).isoformat(timespec="microseconds")
 FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"started_at": LATER}, "run.started_at is .*, later than this machine's clock"),
@@ -218,6 +277,25 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"label": ""}, "run.label: not a usable label"),
     ({"label": "beef"}, "run.label: this label reads as the UUID of a run"),
     ({"label": "680ce5e3"}, "run.label: this label reads as the UUID of a run"),
+    (
+        {**HERE, "hw_class": "amd-25-17-1-s1-n1-c4-94c8649b"},
+        "run.hw_class is .*c4-94c8649b', but that of run.machine.key",
+    ),
+    ({**HERE, "hw_class": "cpu-a"}, "run.hw_class is 'cpu-a', but that of run.machine.key is 'amd-25-17-1"),
+    ({**HERE, "machine": {"key": {**KEY, "cores": 4}}}, "run.hw_class is .*, but that of run.machine.key is"),
+    ({**HERE, "machine": {"key": {**KEY, "new": 1}}}, "run.hw_class is .*, but that of run.machine.key is"),
+    ({**HERE, "machine": {"key": {"cpu_vendor": "amd"}}}, "run.machine.key lacks what makes a hardware class"),
+    ({**HERE, "machine": {"key": {**KEY, "gpus": [{}]}}}, "run.machine.key lacks what makes a hardware class"),
+    ({**HERE, "env": {"kernel": "6.2"}}, "run.env_digest is '.*', but that of run.env is"),
+]
+TAKEN_RUNS: list[dict[str, Any]] = [
+    HERE,
+    {**HERE, "hw_class": "imported-0123456789ab"},  # another tool's file names its machine otherwise
+    {**HERE, "env_digest": "imported-0123456789ab"},  # measured here, so the user says
+    {**HERE, "machine": {"key": {**KEY, "cpu_model": "a\\x00"}}},  # what a database wrote for what it cannot hold
+    {**HERE, "env": {"boot": "a\\udcff"}},
+    {"machine": {"key": None}},
+    {"machine": {}},
 ]
 
 
@@ -232,6 +310,17 @@ def test_no_import_takes_a_run_that_contradicts_itself(
         import_bundle(store, path)
     assert "\n" not in str(caught.value)
     assert store.runs() == []
+
+
+@pytest.mark.parametrize("changes", TAKEN_RUNS)
+def test_a_run_whose_keys_cannot_be_told_or_agree_is_taken(changes: dict[str, Any]) -> None:
+    check_foreign_run(make_run(**changes))
+
+
+def test_the_keys_of_this_machine_are_those_of_its_facts() -> None:
+    here = fingerprint()
+    facts = json.loads(json.dumps({"machine": here.machine, "env": here.env}))
+    check_foreign_run(make_run(hw_class=here.hw_class, env_digest=here.env_digest, **facts))
 
 
 @pytest.mark.parametrize(("end", "said"), [(at(-1), "before the run began"), (LATER, "later than this machine's")])
@@ -258,6 +347,8 @@ def test_what_an_older_database_took_can_be_exported_and_comes_in_again(store: S
         store.finish_run(run.uuid, "ok", at(30))  # of the second: a clock that was set back by half a minute
     with store.database.write() as connection:
         connection.exec_driver_sql(f"UPDATE runs SET label = 'beef' WHERE uuid = '{olds[0].uuid}'")
+        connection.exec_driver_sql(f"UPDATE runs SET last_commit_at = '{at(40)}'")
+        connection.exec_driver_sql(f"UPDATE results SET committed_at = '{at(40)}'")
     for run in olds:
         export_bundle(store, run.uuid, tmp_path / f"{run.uuid}.jsonl")
     with open_store(tmp_path / "new.db", here=here()) as other:
@@ -265,6 +356,7 @@ def test_what_an_older_database_took_can_be_exported_and_comes_in_again(store: S
             import_bundle(other, tmp_path / f"{run.uuid}.jsonl")
         found = {run.info.uuid: run.info for run in other.runs()}
     assert found[olds[0].uuid].label == "was-beef"
+    assert found[olds[0].uuid].finished_at == at(40)  # the end is not before the last case
     assert found[olds[1].uuid].finished_at == at(60)
     import_bundle(store, tmp_path / f"{olds[0].uuid}.jsonl")  # and into where it came from, changing nothing
     assert store.run(olds[0].uuid).info.label == "beef"
