@@ -40,7 +40,7 @@ def load_runs(selector: str, db: str | None) -> Sequence[LoadedRun]:
             with reading(db) as store:
                 return store.load(selector)
         except UsageError:
-            if db is not None or not selector.endswith((".jsonl", ".jsonl.gz")):
+            if not selector.endswith((".jsonl", ".jsonl.gz")):
                 raise
     # a file that is there, or a name that is most likely one: then the line says that it is not there
     found = read_bundle(selector)

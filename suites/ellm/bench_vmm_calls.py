@@ -56,11 +56,11 @@ def vmm_calls(case: Case, measure: Measure) -> None:
     work = CallWork(
         vmm, runner, touch, case.op, case.chunk_bytes, case.count, case.order, measure.context.seed
     )  # fmt: skip
-    taken: dict[float, Any] = {}
+    taken: dict[float, list[Any]] = {}
 
     def run(reps: int) -> float:
         seconds = work.run(reps)
-        taken[seconds / reps] = np.concatenate(work.each)
+        taken.setdefault(seconds / reps, []).append(np.concatenate(work.each))  # two may take the same nanoseconds
         return seconds
 
     row = measure(run, ops=work.calls, verify=work.verify, kernel=work.kernel)
@@ -68,7 +68,8 @@ def vmm_calls(case: Case, measure: Measure) -> None:
     measure.note("granularity", vmm.granularity())
     if row.value is None:
         return
-    each = np.concatenate([taken[seconds] for seconds in set(row.samples)])  # of the samples behind the primary row
+    behind = set(row.samples)  # the samples behind the primary row, and none that were set aside
+    each = np.concatenate([calls for seconds in behind for calls in taken[seconds]])
     measure.extra(
         "call_p99", float(np.quantile(each, 0.99)), unit="s", better="lower", n=len(each), status=row.status,
         reason=row.reason, kernel=work.kernel,

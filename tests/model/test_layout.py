@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.errors import UsageError
+from kvbench.errors import Unavailable, UsageError
 from kvbench.model.geometry import LAYOUTS, KVGeometry, geometry
-from kvbench.model.layout import Moves, Pool, moves
+from kvbench.model.layout import MOST_FRAGMENTS, Moves, Pool, moves, page_fragments
 
 TINY = KVGeometry("tiny", 3, 2, 4, 2, 1, "made up")
 LATENT = KVGeometry("latent", 3, 1, 6, 1, 2, "made up")
@@ -169,3 +170,30 @@ def test_buffers_and_pools_out_of_bounds_are_refused() -> None:
         Pool(TINY, "page_first", 2, 0)
     with pytest.raises(UsageError, match="too large"):
         Pool(TINY, "page_first", 1 << 30, 1 << 40)
+
+
+@pytest.mark.parametrize("shape", [TINY, LATENT, geometry("Llama-3.1-8B")], ids=lambda s: s.name)
+@pytest.mark.parametrize("page", [1, 4])
+def test_the_fragments_of_a_page_follow_from_the_geometry(shape: KVGeometry, page: int) -> None:
+    for one in LAYOUTS:
+        for other in LAYOUTS:
+            a, b = Pool(shape, one, page, 3), Pool(shape, other, page, 3)
+            assert page_fragments(a, b) == len(moves(a, b, [1], [1])), (one, other)
+            part = range(1, 3)
+            assert page_fragments(a, b, part) == len(moves(a, b, [1], [1], layers=part)), (one, other)
+
+
+def test_too_many_fragments_are_refused_before_any_is_made() -> None:
+    shape = geometry("Llama-3.1-8B")
+    a, b = Pool(shape, "layer_first", 1 << 16, 3), Pool(shape, "page_head", 1 << 16, 3)
+    c, d = (Pool(shape, layout, 1, MOST_FRAGMENTS) for layout in ("layer_first", "page_first"))
+    many = np.broadcast_to(np.int64(-1), MOST_FRAGMENTS // page_fragments(c, d) + 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unavailable, match=f"got '33554432 fragments', expected at most {MOST_FRAGMENTS}"):
+            moves(a, b, [1], [1])
+        with pytest.raises(Unavailable, match="too many fragments"):
+            moves(c, d, many, many)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -21,7 +21,6 @@ from kvbench.store.sink import Sink
 from kvbench.store.transfer import export_bundle, import_bundle
 from tests.store.factories import at, here, make_row, make_run
 
-
 LATER = (datetime.now(UTC) + timedelta(hours=1)).isoformat(timespec="microseconds")
 
 

@@ -47,7 +47,7 @@ BAD: list[tuple[int, dict[str, Any], str]] = [
     (3, {"at": at(10)}, r"at is 2025-03-01T00:00:10.*, after the run's end at 2025-03-01T00:00:09"),
     (3, {"results": [ROWS[2].to_wire()]}, "the case ladder/host_bandwidth .* is not in the run's plan of 2 cases"),
     (3, {"position": 1}, "the case ladder/host_bandwidth .* is at position 1, where .* is already"),
-    (3, {"results": [make_row(0, "latency").to_wire()]}, "is at position 2, and at 1 before"),
+    (3, {"results": [make_row(0, "latency").to_wire()]}, "the case .* is at position 2, and at 1 before"),
     (4, {"finished_at": at(1)}, "finished_at is .*, before the run's last case at 2025-03-01T00:00:02"),
 ]
 
@@ -58,16 +58,9 @@ def test_a_line_that_does_not_fit_its_run_is_refused(
     store: Store, tmp_path: Path, number: int, changes: dict[str, Any], said: str, live: bool
 ) -> None:
     lines = lines_of(**({"status": "running", "finished_at": None} if live else {}))
-    if live and "after the run's end" in said:  # a header from before the end: the end line finds it
+    lines[number] |= changes
+    if live and "after the run's end" in said:  # its header is from before the end: the end line tells
         number, said = 4, "finished_at is .*, before the run's last case"
-        lines[3] |= changes
-    elif changes.get("position") == 1:
-        lines[3] |= changes
-        lines[2]["position"] = 1
-    else:
-        lines[number] |= changes
-        if "and at 1 before" in said:
-            lines[2]["position"], lines[3]["position"] = 1, 2
     with pytest.raises(UsageError, match=f"b.jsonl, line {number + 1}: {said}") as caught:
         import_bundle(store, put(tmp_path / "b.jsonl", lines))
     assert "\n" not in str(caught.value)

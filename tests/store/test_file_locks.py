@@ -68,7 +68,8 @@ LOOKS: dict[str, Callable[[Store, Path], object]] = {
     "db check": lambda store, path: admin.check(path),
     "db upgrade": lambda store, path: admin.upgrade(path),
     "check_file": lambda store, path: check_file(parse_target(path), create=False, write=True),
-    "file system": lambda store, path: (check_free_space(path), file_system_of(path)),
+    "free space": lambda store, path: check_free_space(path),
+    "file system": lambda store, path: file_system_of(path),
     "export": lambda store, path: export(store, "kept", path.with_name("out.jsonl")),
 }
 REFUSED: dict[str, Callable[[Store, Path], object]] = {
@@ -188,11 +189,11 @@ def test_commands_in_the_middle_of_a_run_lose_nothing_of_it(tmp_path: Path) -> N
     with open_store(path) as store:
         store.check_writable()
         store.begin_run(run)
-        for number, words in enumerate((["import", bundle], ["runs"], ["import", bundle])):
+        for number, words in enumerate((["import", str(bundle)], ["runs"], ["import", str(bundle)])):
             store.add_results(run.uuid, [make_row(number)], number)
             before, log = locks(path), beside(path, "-wal").stat().st_ino
             done = subprocess.run(
-                [*kvbench, *words, "--db", path], cwd=ROOT, capture_output=True, text=True, check=False
+                [*kvbench, *words, "--db", str(path)], cwd=ROOT, capture_output=True, text=True, check=False
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
             assert (locks(path), beside(path, "-wal").stat().st_ino) == (before, log)

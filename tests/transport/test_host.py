@@ -14,11 +14,15 @@ import pytest
 from kvbench.errors import Unavailable, UsageError, VerifyError
 from kvbench.kernels import uring
 from kvbench.kernels.team import Team
+from kvbench.machine.probe import Fact
+from kvbench.memory import file as files
 from kvbench.memory.file import ScratchFile
 from kvbench.memory.host import host_buffer
 from kvbench.model.geometry import LAYOUTS, KVGeometry
 from kvbench.model.layout import Moves
+from kvbench.systems.strata.ends import delivered
 from kvbench.systems.strata.transfer import plan
+from kvbench.transport import host_file
 from kvbench.transport.host_batch import VECTORS, groups
 from kvbench.transport.host_file import FALLBACK, FileEnd
 from kvbench.transport.host_job import GUARD, End, HostJob, HostTransport, MemoryEnd
@@ -253,3 +257,93 @@ def test_a_scratch_file_smaller_than_the_pool_is_refused(rig: Rig) -> None:
     file = rig.stack.enter_context(ScratchFile(4096 * 4, rig.folder, SEED))
     with pytest.raises(Unavailable, match="smaller than the pool"):
         FileEnd(file, 4096 * 3)
+
+
+# -- what is read from a file comes from the file ----------------------------------------------------------------------
+
+
+def test_jobs_on_one_file_do_not_keep_its_pages_for_each_other(rig: Rig) -> None:
+    first = rig.job("file", "fetch", "layer_first")
+    second = HostJob(first.moves, first.source, first.target, rig.team, rig.stack.enter_context, SEED)
+    assert isinstance(first.source, FileEnd)
+    ways = [open_host("direct", job)["memcpy none"] for job in (first, second)]
+    for _ in range(3):
+        for way in ways:
+            way.submit(1)
+            assert (first.source.file.cached_bytes().value or 0) > 0  # mapped and read: now it is in memory
+    first.source.forget(first.total)
+    assert first.source.file.cached_bytes().value == 0
+    for way in ways:
+        assert isinstance(way.link, int) is False
+        found = delivered(way, first.total, "fetch")
+        assert found is not None
+        assert found.counted is None or found.counted >= first.total
+        assert "link_below_unique" not in found.flags
+
+
+@pytest.mark.parametrize("transport", OF_FILE)
+def test_a_pass_whose_pages_stay_cached_is_no_number(transport: str, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_file, "DROP_WAITS", (0.0, 0.001))
+    job = rig.job("file", "fetch", "page_first", shape=ODD)  # no sectors: all go through the page cache
+    ways = list(open_host(transport, job).values())
+    assert isinstance(job.source, FileEnd)
+    held = job.source.file.map()  # somebody else's mapping
+    try:
+        assert len(bytes(held)) == job.source.file.nbytes
+        for way in ways:
+            with pytest.raises(Unavailable, match="cache_not_dropped"):
+                way.submit(1)
+    finally:
+        held.close()
+    for way in ways:
+        assert way.submit(1) > 0
+
+
+def test_a_cache_that_cannot_be_read_back_is_flagged(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScratchFile, "cached_bytes", lambda _: Fact(None, "mincore: refused"))
+    job = rig.job("file", "fetch", "page_first", shape=ODD)
+    for transport in OF_FILE:
+        for way in open_host(transport, job).values():
+            assert way.submit(1) > 0
+            assert "cache_unknown" in way.flags
+
+
+@pytest.mark.parametrize("direction", ["fetch", "evict"])
+def test_a_file_in_memory_is_flagged_by_every_transport(
+    direction: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "file_system", lambda _: files.FileSystem("tmpfs", "tmpfs", "0:1"))
+    job = rig.job("file", direction, "layer_first")
+    for transport in OF_FILE:
+        for way in open_host(transport, job).values():
+            way.submit(1)
+            job.verify(way.submit)
+            assert "file_in_memory" in way.flags
+
+
+def test_bytes_of_storage_are_counted_by_transport_and_not_by_file(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = rig.job("file", "fetch", "page_first", shape=ODD)
+    one, other = open_host("cpu", job)["calls"], open_host("staged", job)["calls"]
+    assert isinstance(job.source, FileEnd)
+    job.source.counter = Fact(True)
+    readings = iter([100, 150, 1000, 1000])
+    monkeypatch.setattr(host_file, "read_bytes", lambda: Fact(next(readings)))
+    fresh = [open_host(name, job)["calls"] for name in ("cpu", "staged")]
+    for way in fresh:
+        way.submit(1)
+    assert [way.link() if callable(way.link) else way.link for way in fresh] == [50, 0]
+    found = [delivered(way, 50, "fetch") for way in fresh]
+    assert [each.flags for each in found if each is not None] == [(), ("link_below_unique",)]
+    assert [way.link() if callable(way.link) else way.link for way in (one, other)] == [None, None]
+
+
+def test_a_check_that_memory_cannot_hold_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = rig.end("file", 8192)
+
+    def no_room(nbytes: int) -> int:
+        raise Unavailable(f"asked for {nbytes} bytes")
+
+    monkeypatch.setattr(host_file, "preflight", no_room)
+    for check in (end.image, lambda: end.content(True)):
+        with pytest.raises(Unavailable, match=f"asked for {8192 + 2 * GUARD} bytes"):
+            check()

@@ -20,7 +20,7 @@ Order = Literal["sorted", "shuffled"]
 CAPS = {"dram": (1 << 19, 1 << 20), "file": (512, 8192), "pinned": (1 << 14, 1 << 16)}
 MOST_OVER = 4  # times the bytes asked that one page may have: a row says what it moves, and stays near its label
 USUAL_BYTES = 256 << 20  # of a pass, whose set-up the seconds a bench declares hold
-SETUP_S_PER_BYTE = 4e-9  # of a pass: three pools of its size are filled, read back and compared at 1 to 2 GB/s
+SETUP_S_PER_BYTE = 5e-9  # of a pass: three pools of its size are filled, read back and compared at 1 to 2 GB/s
 SPREAD = 2  # pages of the far pool per page moved: the set has holes, so that no two pages of it are neighbours
 
 

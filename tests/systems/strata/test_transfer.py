@@ -7,7 +7,16 @@ import pytest
 
 from kvbench.errors import Unavailable, UsageError
 from kvbench.model.geometry import LAYOUTS, geometry
-from kvbench.systems.strata.transfer import CAPS, change, far_name, pages_for, plan
+from kvbench.systems.strata.transfer import (
+    CAPS,
+    USUAL_BYTES,
+    change,
+    far_name,
+    pages_for,
+    pass_bytes,
+    plan,
+    setup_seconds,
+)
 
 SHAPE = geometry("Llama-3.1-8B")
 
@@ -42,12 +51,33 @@ def test_a_seed_gives_the_same_order_again() -> None:
 def test_a_sample_holds_the_bytes_asked_or_as_many_fragments_as_it_may() -> None:
     mib = 1 << 20
     assert pages_for(SHAPE, "layer_first", 32, 64 * mib, "dram") == 16
-    assert pages_for(SHAPE, "layer_first", 512, 1 * mib, "dram") == 1  # one page, larger than asked
+    assert pages_for(SHAPE, "layer_first", 512, 16 * mib, "dram") == 1  # one page of 64 MiB, four times as asked
     few = pages_for(SHAPE, "layer_first", 1, 64 * mib, "file")
     assert few * SHAPE.fragments_per_page("layer_first", 1) == CAPS["file"][0]
     assert pages_for(SHAPE, "page_first", 32, 64 * mib, "file") == 1
     with pytest.raises(Unavailable, match="got '16384 fragments', expected at most 8192 a page to file"):
         pages_for(SHAPE, "page_head", 32, 64 * mib, "file")
+
+
+def test_a_page_far_larger_than_the_bytes_asked_is_refused() -> None:
+    mib = 1 << 20
+    with pytest.raises(Unavailable, match="got 'a page of 64 MiB', expected at most 4 x the 15 MiB asked"):
+        pages_for(SHAPE, "layer_first", 512, 15 * mib, "dram")
+    with pytest.raises(Unavailable, match="one page is larger than a pass"):
+        pages_for(geometry("DeepSeek-V3"), "layer_first", 1 << 16, 64 << 10, "file")
+
+
+def test_what_a_pass_moves_is_known_before_it_is_planned() -> None:
+    mib = 1 << 20
+    assert pass_bytes(SHAPE.name, "layer_first", [1, 32, 512], 16 * mib, "file") == 64 * mib
+    assert pass_bytes(SHAPE.name, "layer_first", [1], 64 * mib, "file") == mib  # 512 fragments of 2 KiB
+    for layout, pages, nbytes in (("page_head", [32], 64 * mib), ("layer_first", [1, 512], mib)):
+        assert pass_bytes(SHAPE.name, layout, pages, nbytes, "file") == 0
+
+
+def test_large_pools_are_part_of_the_estimate() -> None:
+    assert setup_seconds(USUAL_BYTES) == 0.0
+    assert 1.0 < setup_seconds(1 << 30) < setup_seconds(1 << 32)
 
 
 def test_a_change_moves_every_page_once_between_both_layouts() -> None:
