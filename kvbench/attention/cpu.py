@@ -14,13 +14,20 @@ Arrays (numpy, C-contiguous; bfloat16 as uint16 bits, see :mod:`kvbench.attentio
 - returns ``out`` float32 [batch, q_heads, head_dim] and ``lse`` float32 [batch, q_heads], the natural logarithm of the
   sum of exponentials of the scaled scores; zeros and -inf for a sequence without tokens.
 
-Scores, weights and sums are float32. With AVX512-BF16 weights are rounded to bfloat16 for the sum over values, and
-subnormal bfloat16 counts as 0; elsewhere elements are converted once a load and reused by all heads of the group.
+No array that is written (``out``, ``lse``, the caches when a token is appended) may overlap another one, ``q`` among
+them: members of the team read and write at the same time. For the same reason a block that is appended to may stand in
+the used part of the table only once; blocks that are only read may be shared.
+
+Scores, weights and sums are float32, and so are the sums a score is made of: beyond that (3e38 after scaling) nothing
+is promised but that a head all of whose scores are lost gives NaN, never the zeros and -inf of an empty sequence.
+With AVX512-BF16 weights are rounded to bfloat16 for the sum over values, and subnormal bfloat16 counts as 0; elsewhere
+elements are converted once a load and reused by all heads of the group.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +35,7 @@ import numpy as np
 
 from kvbench.attention.shapes import Array, Floats, Shape
 from kvbench.errors import UsageError
-from kvbench.model.paged import check_batch, pages_of
+from kvbench.model.paged import check_array, check_batch, pages_of
 
 if TYPE_CHECKING:
     from kvbench.kernels.team import Team
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 Isa = Literal["auto", "avx512bf16", "avx512", "portable"]
 Split = Literal["pages", "sequences"]
 REGISTERS = {"avx512bf16": 24, "avx512": 24, "portable": 6}  # accumulators that fit beside operands: 32 zmm, or 16 ymm
+MOST_SCALE = float(np.finfo(np.float32).max)  # scores are powers of two in float32: scale x log2(e)
 
 
 def host_isas() -> tuple[str, ...]:
@@ -75,6 +83,7 @@ class _Array:
     def check(self) -> None:
         a = self.array
         where = f"attention.{self.name}"
+        check_array(a, where, f"{self.dtype} {self.shape}")
         if a.dtype != self.dtype:
             raise UsageError("wrong dtype", where=where, got=str(a.dtype), expected=str(self.dtype))
         if a.shape != self.shape:
@@ -136,7 +145,8 @@ class DecodeAttention:
         """Do one decode step and return ``out`` and ``lse``, the given arrays or new ones; see the module.
 
         ``scale`` multiplies the scores, 1 / sqrt(head_dim) by default. Raises UsageError, before memory is touched, for
-        shapes, dtypes, strides, lengths or table entries that do not fit together.
+        types, shapes, dtypes, strides, lengths or table entries that do not fit together, arrays that overlap where one
+        is written, and a scale that is no float32.
         """
         step = self.prepare(
             q, k_cache, v_cache, table, lengths, k_new=k_new, v_new=v_new, scale=scale, out=out, lse=lse
@@ -150,12 +160,15 @@ class DecodeAttention:
     ) -> Step:  # fmt: skip
         """Check one decode step, as :meth:`decode` does, and return it ready to run any number of times."""
         shape = self.shape
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            check_array(cache, f"attention.{name}", f"a packed cache of {shape.array_dtype}, made by Shape.pack")
         if k_cache.ndim != 6 or v_cache.ndim != 5 or len(k_cache) != len(v_cache) or len(k_cache) == 0:
             raise UsageError(
                 "caches", where="attention.k_cache", got=f"{k_cache.shape} and {v_cache.shape}",
                 expected="Shape.k_shape(blocks) and Shape.v_shape(blocks)", mend="Shape.pack makes both",
             )  # fmt: skip
         blocks = len(k_cache)
+        scale = self._checked_scale(scale)
         check_batch(table, lengths, shape.page_tokens, blocks)
         batch = len(lengths)
         heads = (batch, shape.q_heads)
@@ -178,27 +191,66 @@ class DecodeAttention:
                 wanted.append(_Array(name, new, (batch, shape.kv_heads, shape.head_dim), dtype))
         for each in wanted:
             each.check()
+        _check_apart(wanted, {"table": table, "lengths": lengths})
         if k_new is not None:
             _check_appended(table, lengths, shape.page_tokens)
-        if scale is None:
-            scale = 1.0 / math.sqrt(shape.head_dim)
-        if not math.isfinite(scale):
-            raise UsageError("scale", where="attention.scale", got=scale, expected="a finite number")
         return Step(self, q, k_cache, v_cache, table, lengths, k_new, v_new, scale, out, lse)
+
+    def _checked_scale(self, scale: float | None) -> float:
+        if scale is None:
+            return 1.0 / math.sqrt(self.shape.head_dim)
+        if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+            raise UsageError(
+                "scale is not a number", where="attention.scale", got=f"{type(scale).__name__} {scale!r}",
+                expected="a float",
+            )  # fmt: skip
+        try:
+            value = float(scale)
+        except OverflowError:
+            value = math.inf
+        if not abs(self._kernels.log2_scale(value)) <= MOST_SCALE:
+            raise UsageError(
+                "scale", where="attention.scale", got=scale,
+                expected="a finite number whose product with log2(e) is a float32",
+            )  # fmt: skip
+        return value
+
+
+def _check_apart(arrays: list[_Array], read: dict[str, Array]) -> None:
+    """Raise UsageError where an array that is written overlaps any other one."""
+    every = {each.name: each.array for each in arrays} | read
+    for each in arrays:
+        for name, other in every.items():
+            # all are contiguous, so that bounds that meet are bytes that meet
+            if each.written and name != each.name and np.may_share_memory(each.array, other):
+                raise UsageError(
+                    "arrays overlap", where=f"attention.{each.name}", got=f"memory of {name}",
+                    expected="memory of its own, as it is written",
+                )  # fmt: skip
 
 
 def _check_appended(table: Array, lengths: Array, page_tokens: int) -> None:
-    """Raise UsageError where a token cannot be appended: an empty sequence, or two that would write one block."""
+    """Raise UsageError where a token cannot be appended: an empty sequence, or a block that is in the table twice."""
     empty = np.flatnonzero(lengths == 0)
     if len(empty):
         raise UsageError(
             "lengths include the new token", where=f"attention.lengths[{empty[0]}]", got=0, expected="1 or more"
         )
-    last = table[np.arange(len(table)), pages_of(lengths, page_tokens) - 1]
+    pages = pages_of(lengths, page_tokens)
+    last = table[np.arange(len(table)), pages - 1]
     if len(np.unique(last)) != len(last):
         raise UsageError(
             "two sequences would append to one block", where="attention.table", got=np.sort(last).tolist()[:8],
             expected="different last blocks",
+        )  # fmt: skip
+    # Another member may read the block before or after the token is in it: the result would depend on who is first.
+    earlier = np.arange(table.shape[1]) < pages[:, None] - 1
+    again = np.isin(table, last) & earlier
+    if again.any():
+        b, i = np.argwhere(again)[0].tolist()
+        raise UsageError(
+            "a block that is appended to is an earlier page too", where=f"attention.table[{b}, {i}]",
+            got=int(table[b, i]), expected="a block that is no sequence's last", mend="copy the block before appending",
         )  # fmt: skip
 
 

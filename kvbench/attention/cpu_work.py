@@ -122,8 +122,8 @@ class DecodeWork:
         else:
             error = float((np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)).max())
             off = float(np.abs(step.lse[b, heads] - lse).max())
-        most = tolerance(shape.dtype, float(np.abs(lse[np.isfinite(lse)]).max()) if n else 0.0)
-        if error > most or off > 1e-5:
+        most = tolerance(shape.dtype, float(np.abs(lse[np.isfinite(lse)]).max()) if n else 0.0, shape.head_dim)
+        if not error <= most or not off <= 1e-5:
             raise VerifyError(
                 "attention is wrong", where=f"{self.kernel}, layer {layer}, sequence {b}, KV head {h}",
                 got=f"error {error:.2g}, log-sum-exp off by {off:.2g}", expected=f"at most {most:.2g} and 1e-05",

@@ -146,7 +146,7 @@ class Cache:
             return
         error = float((np.linalg.norm(out - want, axis=1) / np.linalg.norm(want, axis=1)).max())
         off = 0.0 if lse is None else float(np.abs(lse - log).max())
-        most = times * tolerance(shape.dtype, float(np.abs(log).max()))
+        most = times * tolerance(shape.dtype, float(np.abs(log).max()), shape.head_dim)
         if not error <= most or not off <= LSE_OFF:
             raise VerifyError(
                 "attention is wrong", where=f"{where}, layer {layer}, sequence {b}, KV head {h}",
@@ -363,7 +363,7 @@ class TorchDecode:
         q = shape.floats(self.cache.queries[layer])[b, heads]
         want, log = attend(q, k, v, 1.0 / math.sqrt(shape.head_dim))
         error = float((np.linalg.norm(found - want, axis=1) / np.linalg.norm(want, axis=1)).max())
-        most = 3 * tolerance(shape.dtype, float(np.abs(log).max()))
+        most = 3 * tolerance(shape.dtype, float(np.abs(log).max()), shape.head_dim)
         if not error <= most:
             raise VerifyError(
                 "attention is wrong", where=f"{self.kernel}, layer {layer}, sequence {b}, KV head {h}",

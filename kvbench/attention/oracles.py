@@ -25,12 +25,15 @@ TOLERANCE = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 4e-3}
 CHECKS = 4
 
 
-def tolerance(dtype: str, top: float) -> float:
-    """Return the error allowed, norm(o - ref) / norm(ref) of a query head, where scores reach ``top``.
+def tolerance(dtype: str, top: float, head_dim: int = 128) -> float:
+    """Return the error allowed, norm(o - ref) / norm(ref) of a query head of ``head_dim``, where scores reach ``top``.
 
-    float32 sums of scores are off by an ulp of the score, and a weight by the same factor.
+    float32 sums of scores are off by an ulp of the score, and a weight by the same factor. Beyond a head_dim of 128 the
+    ulp grows with its square root.
     """
-    return TOLERANCE[dtype] + 2.0**-23 * abs(top)
+    # The rounding errors of a dot product of d terms add up like a random walk, sqrt(d) x eps x score. Plain numpy in
+    # float32 leaves 1e-6 as well where scores reach 13 (1.1e-6 at 256); up to 128 the bound is that of any shape.
+    return TOLERANCE[dtype] + 2.0**-23 * abs(top) * math.sqrt(max(1.0, head_dim / 128))
 
 
 def torch_module() -> Any:
@@ -139,7 +142,7 @@ class DenseDecode:
             want, lse = attend(q, k, v, self._scale)
             got = self.outputs[layer][b, h]
             error = float((np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)).max())
-            most = 3 * tolerance(shape.dtype, float(np.abs(lse).max()))
+            most = 3 * tolerance(shape.dtype, float(np.abs(lse).max()), shape.head_dim)
             if not error <= most:
                 raise VerifyError(
                     "attention is wrong", where=f"{self.form}, layer {layer}, sequence {b}, KV head {h}",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import UsageError
+from kvbench.model.paged import check_array
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -52,8 +53,16 @@ class Shape:
     page_tokens: int
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise UsageError("unknown dtype", where="attention.dtype", got=self.dtype, expected=" ".join(DTYPES))
+        for name in ("q_heads", "kv_heads", "head_dim", "page_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise UsageError(
+                    "not a whole number", where=f"attention.{name}", got=f"{type(value).__name__} {value!r}",
+                    expected="an int",
+                )  # fmt: skip
+            object.__setattr__(self, name, int(value))  # sizes made of a narrow numpy integer would overflow
         if self.kv_heads < 1 or self.q_heads < 1 or self.q_heads % self.kv_heads:
             raise UsageError(
                 "query heads do not divide by KV heads", where="attention.q_heads",
@@ -126,14 +135,16 @@ class Shape:
     def pack(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Return plain keys and values [block, kv_head, token, dim] in the packed layout, as copies.
 
-        Raises UsageError for another shape or dtype.
+        Raises UsageError for another shape or dtype, and for keys and values of different numbers of blocks.
         """
         for name, array in (("k", k), ("v", v)):
+            check_array(array, f"pack.{name}", f"{self.array_dtype} [block, kv_head, token, dim]")
             if array.ndim != 4 or array.shape != self.plain_shape(len(array)) or array.dtype != self.array_dtype:
                 raise UsageError(
                     "plain cache", where=f"pack.{name}", got=f"{array.dtype} {array.shape}",
                     expected=f"{self.array_dtype} [block, {self.kv_heads}, {self.page_tokens}, {self.head_dim}]",
                 )  # fmt: skip
+        _check_pair("pack", k, v)
         n, heads, tokens, dim = k.shape
         split = k.reshape(n, heads, tokens // self.lanes, self.lanes, dim // self.pair, self.pair)
         pairs = v.reshape(len(v), heads, tokens // self.pair, self.pair, dim)
@@ -142,15 +153,26 @@ class Shape:
     def unpack(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Return packed keys and values as plain [block, kv_head, token, dim], as copies. Inverse of :meth:`pack`.
 
-        Also takes some of the KV heads, or some of the blocks. Raises UsageError for another layout or dtype.
+        Also takes some of the KV heads, or some of the blocks, the same of both. Raises UsageError for another layout
+        or dtype, and for keys and values of different numbers of blocks or heads.
         """
         for name, array, wanted in (("k", k, self.k_shape(1)), ("v", v, self.v_shape(1))):
+            check_array(array, f"unpack.{name}", f"{self.array_dtype}, packed")
             if array.ndim != len(wanted) or array.shape[2:] != wanted[2:] or array.dtype != self.array_dtype:
                 raise UsageError(
                     "packed cache", where=f"unpack.{name}", got=f"{array.dtype} {array.shape}",
                     expected=f"{self.array_dtype} [block, kv_head, {', '.join(map(str, wanted[2:]))}]",
                 )  # fmt: skip
+        _check_pair("unpack", k, v)
         dims = (self.page_tokens, self.head_dim)
         plain_k = np.ascontiguousarray(k.transpose(0, 1, 2, 4, 3, 5)).reshape(*k.shape[:2], *dims)
         plain_v = np.ascontiguousarray(v.swapaxes(3, 4)).reshape(*v.shape[:2], *dims)
         return plain_k, plain_v
+
+
+def _check_pair(where: str, k: Array, v: Array) -> None:
+    if k.shape[:2] != v.shape[:2]:
+        raise UsageError(
+            "keys and values differ in blocks or heads", where=where,
+            got=f"{k.shape[0]} x {k.shape[1]} and {v.shape[0]} x {v.shape[1]}", expected="the same number of both",
+        )  # fmt: skip

@@ -170,7 +170,10 @@ def weight_sum(row: int, lanes: int) -> float:
 
 @part
 def finish_head(acc: int, total: float, top: float, out: int, lse: int, head_dim: int) -> None:
-    """Write one query head's output and the natural logarithm of the sum of its exponentials."""
+    """Write one query head's output and the natural logarithm of the sum of its exponentials; it has tokens.
+
+    The largest score weighs 1, so that no weight at all means scores below all float32: NaN, not an empty sequence.
+    """
     if total != 0.0:  # NaN in a used slot goes on to the output
         factor = line_splat32(float32(1.0) / total)
         zero = line_splat32(float32(0.0))
@@ -178,7 +181,10 @@ def finish_head(acc: int, total: float, top: float, out: int, lse: int, head_dim
             line_store(out + i, line_fma32(line_load(acc + i), factor, zero))
         float_store(lse, float32(math.log(float(total)) + float(top) * math.log(2.0)))
     else:
-        finish_empty(out, lse, head_dim)
+        lost = line_splat32(float32(math.nan))
+        for i in range(0, head_dim * 4, 64):
+            line_store(out + i, lost)
+        float_store(lse, float32(math.nan))
 
 
 @part

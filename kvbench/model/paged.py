@@ -68,11 +68,19 @@ def make_batch(
     return Batch(table, counts.astype(np.int32), page_tokens)
 
 
+def check_array(array: object, where: str, expected: str) -> None:
+    """Raise UsageError unless ``array`` is a numpy array; a list is not one, its type is for the caller to choose."""
+    if not isinstance(array, np.ndarray):
+        raise UsageError("not a numpy array", where=where, got=type(array).__name__, expected=expected)
+
+
 def check_batch(table: npt.NDArray[Any], lengths: npt.NDArray[Any], page_tokens: int, blocks: int) -> None:
     """Raise UsageError unless ``table`` and ``lengths`` describe sequences in a cache of ``blocks``.
 
     One error each: types, shapes, contiguity, negative lengths, lengths beyond the table, entries out of range.
     """
+    check_array(table, "attention.table", "int32 [batch, pages]")
+    check_array(lengths, "attention.lengths", "int32 [batch]")
     if table.dtype != np.int32 or table.ndim != 2 or not table.flags.c_contiguous or table.shape[1] < 1:
         raise UsageError(
             "block table", where="attention.table", got=f"{table.dtype} {table.shape}",

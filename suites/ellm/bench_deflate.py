@@ -25,6 +25,7 @@ def deflate(case: Case, measure: Measure) -> None:
     chunks where they are, one that takes all has to have them back. lazy: they go back when they are asked for; eager:
     when the decode ends. alias: given to their next place at once, unmapped from the last one in the background.
     """
+    import threading
     from statistics import median
 
     from kvbench.systems.ellm.backing import Policy, Sizes
@@ -42,18 +43,21 @@ def deflate(case: Case, measure: Measure) -> None:
     sizes = Sizes(size, 0, 2 * count, 2, count * size, 4 * count * size)
     policy = Policy(alias=case.unmap == "alias", lazy=case.deflate == "lazy")
     pool = measure.enter(case_pool(vmm, sizes, policy))
+    if policy.alias:
+        measure.threads([threading.get_native_id(), pool.start_background()])
     work = Cycle(pool, touch, count, count if case.prefill == "part" else 2 * count)
     row = measure(work.run, verify=work.verify, kernel=f"{vmm.name} {case.deflate}")
     pool.close()
     if row.value is None:
         return
-    for name, taken in (("prefill_wait", work.prefill), ("decode_wait", work.decode)):
-        last = taken[-max(1, row.n) :]
+    # The cycles of the samples behind the primary row, and none that were set aside.
+    behind = [cycle for seconds in set(row.samples) for cycle in work.taken[seconds]]
+    prefill, decode, maps = zip(*behind, strict=True)
+    for name, waits in (("prefill_wait", prefill), ("decode_wait", decode)):
         measure.extra(
-            name, median(last), low=min(last), high=max(last), n=len(last), unit="s", better="lower",
+            name, median(waits), low=min(waits), high=max(waits), n=len(waits), unit="s", better="lower",
             status=row.status, reason=row.reason,
         )  # fmt: skip
-    maps = work.maps[-max(1, row.n) :]
     measure.extra("maps_per_cycle", float(median(maps)), unit="1", better="lower", n=len(maps), status=row.status)
     measure.extra("bytes_copied", float(work.copied), unit="B", better="lower", n=1)
 
@@ -67,18 +71,20 @@ class Cycle:
         self.pool, self.touch = pool, touch
         size = pool.sizes.chunk_bytes
         self.kv_bytes, self.act_bytes = count * size, pages * size
-        self.prefill: list[float] = []
-        self.decode: list[float] = []
-        self.maps: list[int] = []
+        # (wait of the prefill, of the decode, chunks mapped) of each cycle, by the seconds a cycle of the run it was in
+        self.taken: dict[float, list[tuple[float, float, int]]] = {}
         self.copied = 0
         self._moved = moved_bytes
         stamp_all(pool, touch)
 
     def run(self, reps: int) -> float:
         """Return the seconds that asking for and giving back memory took in ``reps`` cycles."""
-        return sum(self._once() for _ in range(reps))
+        cycles: list[tuple[float, float, int]] = []
+        seconds = sum(self._once(cycles) for _ in range(reps))
+        self.taken.setdefault(seconds / reps, []).extend(cycles)
+        return seconds
 
-    def _once(self) -> float:
+    def _once(self, cycles: list[tuple[float, float, int]]) -> float:
         from kvbench.timing.clock import now_ns
 
         pool = self.pool
@@ -93,16 +99,14 @@ class Cycle:
         pool.close_kv(slot)
         end = now_ns()
         pool.settle()  # a phase is long: what is left to the background is done before the next
-        self.prefill.append((opened - began) * 1e-9)
-        self.decode.append((grown - between) * 1e-9)
-        self.maps.append(pool.tally.mapped - before)
+        cycles.append(((opened - began) * 1e-9, (grown - between) * 1e-9, pool.tally.mapped - before))
         return (end - began) * 1e-9
 
     def verify(self) -> None:
         """Raise VerifyError when a chunk is not where the pool says, or was copied there."""
         from kvbench.errors import VerifyError
 
-        self._once()
+        self._once([])
         self.copied = 0
         for opener, closer, nbytes in (
             (self.pool.open_act, self.pool.close_act, self.act_bytes),

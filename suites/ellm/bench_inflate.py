@@ -24,6 +24,8 @@ def inflate(case: Case, measure: Measure) -> None:
     at once and unmapped from the old ones in the background; settle_time is how long that then still takes. The ceiling
     is the same driver calls alone, in turns. Each chunk carries its number: bytes_copied counts those found elsewhere.
     """
+    import threading
+
     from kvbench.measure import Reference
     from kvbench.systems.ellm.alone import CallsAlone
     from kvbench.systems.ellm.backing import Policy, Sizes
@@ -41,6 +43,8 @@ def inflate(case: Case, measure: Measure) -> None:
     alias = case.unmap == "alias"
     pool = measure.enter(case_pool(vmm, Sizes(size, 0, count, 2, count * size, count * size), Policy(alias=alias)))
     work = Inflation(pool, touch, count)
+    if alias:
+        measure.threads([threading.get_native_id(), pool.start_background()])
     calls = measure.enter(CallsAlone(vmm, pool.chunks))
     alone = Alone(calls, unmap=not alias)
     names = "map, set_access" if alias else "unmap, map, set_access"
@@ -65,7 +69,7 @@ def _extras(measure: Measure, row: Any, work: Any, count: int) -> None:
         high=None if row.high is None else row.high / count, n=row.n, unit="s", better="lower", status=row.status,
         reason=row.reason,
     )  # fmt: skip
-    settled = work.settled[-max(1, row.n) :]
+    settled = [value for seconds in set(row.samples) for value in work.settled[seconds]]
     measure.extra(
         "settle_time", median(settled), low=min(settled), high=max(settled), n=len(settled), unit="s", better="lower",
         status=row.status, reason=row.reason,
@@ -80,7 +84,7 @@ class Inflation:
         from kvbench.systems.ellm.identity import moved_bytes, stamp
 
         self.pool, self.touch, self.nbytes = pool, touch, count * pool.sizes.chunk_bytes
-        self.settled: list[float] = []
+        self.settled: dict[float, list[float]] = {}  # by the seconds a pass of the run they were in; two may be equal
         self.maps = self.unmaps = self.copied = 0
         self._moved = moved_bytes
         first = pool.open_act(self.nbytes)
@@ -92,6 +96,7 @@ class Inflation:
         from kvbench.timing.clock import now_ns
 
         spent = 0
+        settled: list[float] = []
         for _ in range(reps):
             self._prepare()
             tally = self.pool.tally
@@ -100,10 +105,11 @@ class Inflation:
             slot = self.pool.open_kv(self.nbytes)
             done = now_ns()
             self.pool.settle()
-            self.settled.append((now_ns() - done) * 1e-9)
+            settled.append((now_ns() - done) * 1e-9)
             spent += done - began
             self.maps, self.unmaps = tally.mapped - maps, tally.unmap_calls - unmaps
             self.pool.close_kv(slot)
+        self.settled.setdefault(spent * 1e-9 / reps, []).extend(settled)
         return spent * 1e-9
 
     def _prepare(self) -> None:

@@ -43,7 +43,8 @@ def remap(case: Case, measure: Measure) -> None:
     row = measure(work.run, ops=case.count, verify=work.verify, kernel=way.calls)
     if row.value is None:
         return
-    passes = [work.taken[seconds] for seconds in set(row.samples)]  # those behind the primary row
+    behind = set(row.samples)  # the samples behind the primary row
+    passes = [found for seconds in behind for found in work.taken[seconds]]
     for name, found in zip(("back_time", "bare_time"), zip(*passes, strict=True), strict=True):
         if not any(found):
             measure.extra(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvbench import Case, Measure, axis, bench
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kvbench.systems.ellm.pool import ElasticPool
 
 SPARE = 1.0  # chunks, of the most that are in use at one time: what lies idle is wanted elsewhere now and then
-STREAMS = 8  # played in turn: one that repeats would find every slot as it left it
+STREAMS = 8  # a pass plays all of them: one that repeats would find every slot as it left it, and they differ
+ASKING = frozenset({"open", "act", "grow"})
 READ = 512 << 10  # bytes of each running sequence that a decode step reads
 
 
@@ -35,9 +36,12 @@ def slot_alloc(case: Case, measure: Measure) -> None:
 
     every_time maps what is asked for and unmaps what is given back; pooled keeps it mapped for the next (best fit);
     premap also maps the chunk of the next step in the background while this one is computed (a read of each sequence).
-    Submitting that is part of the time. crossing_p99: of the allocations of sequences that enter a new chunk.
-    slack_bytes: mapped and not needed, the median over the steps. The bookkeeping is Python's.
+    The wait for giving back and for submitting what is mapped ahead is part of the time, spread over the allocations;
+    alloc_p50 and alloc_p99 are of the calls that ask alone, crossing_p99 of those of sequences that enter a new chunk.
+    slack_bytes: mapped and not needed, the median over the steps. The bookkeeping is Python's. A pass is 8 streams.
     """
+    import threading
+
     from kvbench.systems.ellm import mixed
     from kvbench.systems.ellm.backing import Policy, Sizes
     from kvbench.systems.ellm.drivers import case_pool, open_driver
@@ -63,6 +67,8 @@ def slot_alloc(case: Case, measure: Measure) -> None:
     everything = pool.grant(act=sum(chunks) * size).act
     assert everything is not None
     pool.close_act(everything)
+    if case.mode == "premap":
+        measure.threads([threading.get_native_id(), pool.start_background()])
     row = measure(player.run, verify=player.verify, kernel=f"{vmm.name} {case.mode}")
     for name, value in player.notes().items():
         measure.note(name, value)
@@ -71,8 +77,20 @@ def slot_alloc(case: Case, measure: Measure) -> None:
         player.add_rows(measure, row)
 
 
+@dataclass(slots=True)
+class Played:
+    """What was seen while streams were played: seconds of each call that asked, and of those that entered a new chunk;
+    idle bytes at each step; calls that asked, chunks mapped, nanoseconds waited in all."""
+
+    each: list[float] = field(default_factory=list)
+    crossing: list[float] = field(default_factory=list)
+    slack: list[int] = field(default_factory=list)
+    maps: int = 0
+    waited_ns: int = 0
+
+
 class Player:
-    """Plays ``streams`` in turn on ``pool`` and keeps the seconds of each allocation."""
+    """Plays ``streams`` on ``pool``. ``taken`` has what each :meth:`run` saw, by seconds a pass (some are equal)."""
 
     def __init__(
         self, pool: ElasticPool, streams: Sequence[list[Event]], touch: Any, *, ahead: bool, on_host: bool
@@ -83,18 +101,23 @@ class Player:
 
         self.pool, self.touch, self.ahead = pool, touch, ahead
         self.on_host, self.bytes_at = on_host, bytes_at
-        self.streams = deque(streams)
-        self.each: list[float] = []
-        self.crossing: list[float] = []
-        self.slack: list[int] = []
-        self.maps: list[float] = []
+        self.streams = streams
+        self.taken: dict[float, list[Played]] = {}
         self._np = np
 
     def run(self, reps: int) -> float:
-        """Play ``reps`` streams; return the seconds the caller waited per allocation, summed over the streams."""
-        return sum(self._once() for _ in range(reps))
+        """Play all streams ``reps`` times; return the seconds the caller waited per allocation, summed over passes."""
+        played = Played()
+        total, asked, waited = 0.0, 0, 0
+        for _ in range(reps):
+            for events in self.streams:
+                self._play(events, played)
+            total += (played.waited_ns - waited) * 1e-9 / (len(played.each) - asked)
+            asked, waited = len(played.each), played.waited_ns
+        self.taken.setdefault(total / reps, []).append(played)
+        return total
 
-    def _once(self) -> float:
+    def _play(self, events: Sequence[Event], played: Played) -> None:
         from kvbench.systems.ellm.mixed import act_bytes, kv_bytes
         from kvbench.timing.clock import now_ns
 
@@ -102,9 +125,11 @@ class Player:
         kv: dict[int, Any] = {}
         act: dict[int, Any] = {}
         ahead: list[tuple[Any, int]] = []
-        spent, made, before = 0, 0, pool.tally.mapped
-        self.streams.rotate(1)
-        for event in self.streams[0]:
+        before = pool.tally.mapped
+        for event in events:
+            if event.kind == "ahead":
+                ahead.append((kv[event.key], kv_bytes(event.tokens, size)))
+                continue
             began = now_ns()
             if event.kind == "open":
                 kv[event.key] = pool.open_kv(kv_bytes(event.tokens, size))
@@ -114,29 +139,22 @@ class Player:
                 pool.grow(kv[event.key], kv_bytes(event.tokens, size))
             elif event.kind == "free":
                 pool.close_act(act.pop(event.key))
-                continue
             elif event.kind == "close":
                 pool.close_kv(kv.pop(event.key))
-                continue
-            elif event.kind == "ahead":
-                ahead.append((kv[event.key], kv_bytes(event.tokens, size)))
-                continue
-            else:
-                if self.ahead and ahead:
-                    pool.premap(ahead)
-                    spent += now_ns() - began
+            elif self.ahead and ahead:
+                pool.premap(ahead)
+            took = now_ns() - began
+            if event.kind != "step" or (self.ahead and ahead):
+                played.waited_ns += took
+            if event.kind in ASKING:
+                played.each.append(took * 1e-9)
+            if event.kind == "grow":
+                played.crossing.append(took * 1e-9)
+            if event.kind == "step":
                 ahead.clear()
                 self._compute(kv.values())
-                self.slack.append(pool.slack_bytes())
-                continue
-            took = now_ns() - began
-            spent += took
-            made += 1
-            self.each.append(took * 1e-9)
-            if event.kind == "grow":
-                self.crossing.append(took * 1e-9)
-        self.maps.append(1000.0 * (pool.tally.mapped - before) / made)
-        return spent * 1e-9 / made
+                played.slack.append(pool.slack_bytes())
+        played.maps += pool.tally.mapped - before
 
     def _compute(self, slots: Any) -> None:
         """Read part of every sequence, as the attention of a step does; on a GPU through its copy engine."""
@@ -172,19 +190,21 @@ class Player:
         }  # fmt: skip
 
     def add_rows(self, measure: Measure, row: Any) -> None:
-        """Add the distribution and the counts."""
-        from statistics import fmean, median
-
+        """Add the distribution and the counts, of the samples behind ``row`` and none that were set aside."""
         np = self._np
+        behind = [played for seconds in set(row.samples) for played in self.taken[seconds]]
+        each, crossing, slack = (
+            np.concatenate([getattr(played, name) for played in behind]) for name in ("each", "crossing", "slack")
+        )
 
         def add(metric: str, value: float, unit: str, n: int) -> None:
             measure.extra(
                 metric, value, unit=unit, better="lower", n=n, status=row.status, reason=row.reason, kernel=row.kernel
             )
 
-        add("alloc_p50", float(np.quantile(self.each, 0.5)), "s", len(self.each))
-        add("alloc_p99", float(np.quantile(self.each, 0.99)), "s", len(self.each))
-        add("maps_per_1000", fmean(self.maps), "1", len(self.maps))
-        add("slack_bytes", float(median(self.slack)), "B", len(self.slack))
-        if self.crossing:
-            add("crossing_p99", float(np.quantile(self.crossing, 0.99)), "s", len(self.crossing))
+        add("alloc_p50", float(np.quantile(each, 0.5)), "s", len(each))
+        add("alloc_p99", float(np.quantile(each, 0.99)), "s", len(each))
+        add("maps_per_1000", 1000.0 * sum(played.maps for played in behind) / len(each), "1", len(behind))
+        add("slack_bytes", float(np.median(slack)), "B", len(slack))
+        if len(crossing):
+            add("crossing_p99", float(np.quantile(crossing, 0.99)), "s", len(crossing))

@@ -46,10 +46,10 @@ def setup_seconds(axes: Mapping[str, Value]) -> float:
 
 @bench(
     version=1, metric="pass_time", unit="s", better="lower", where=exists, limit=180.0, setup=setup_seconds,
-    extra_metrics=["stall", "stall_share", "predicted_stall"], seconds={"smoke": 1.5, "quick": 4.5, "full": 40.0},
+    extra_metrics=["stall", "stall_share", "predicted_stall"], seconds={"smoke": 1.5, "quick": 5.0, "full": 40.0},
     form=FORM, transport=TRANSPORT,
     ratio=axis.integer(
-        smoke=["16", "64"], quick=["1", "4", "16", "64", "256", "1024"], full="1..1024", high=1 << 20
+        smoke=["16", "64"], quick=["4", "16", "64", "256"], full="1..1024", high=1 << 20
     ),
     page_tokens=PAGE, tokens=TOKENS,
 )  # fmt: skip
@@ -105,7 +105,7 @@ def layer_overlap(case: Case, measure: Measure) -> None:
 
 @bench(
     version=1, metric="sweep_time", unit="s", better="lower", where=exists, limit=300.0, setup=setup_seconds,
-    extra_metrics=["onset", "predicted_onset", "balance"], seconds={"smoke": 5.0, "quick": 12.0, "full": 120.0},
+    extra_metrics=["onset", "predicted_onset", "balance"], seconds={"smoke": 2.5, "quick": 9.0, "full": 120.0},
     form=FORM, transport=TRANSPORT,
     sweep=axis.choice("coarse", "fine", smoke=["coarse"], quick=["fine"], full=["fine"]),
     page_tokens=PAGE, tokens=TOKENS,

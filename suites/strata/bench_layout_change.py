@@ -19,8 +19,8 @@ def setup_seconds(axes: Mapping[str, Value]) -> float:
 
 @bench(
     version=1, metric="bandwidth", unit="B/s", better="higher", limit=300.0, setup=setup_seconds,
-    seconds={"smoke": 1.0, "quick": 1.8, "full": 15.0},
-    source=axis.choice(*LAYOUTS, smoke=["layer_first"]),
+    seconds={"smoke": 2.0, "quick": 5.0, "full": 30.0},
+    source=axis.choice(*LAYOUTS, smoke=["layer_first"], quick=["layer_first", "page_first"]),
     target=axis.choice(*LAYOUTS, smoke=["layer_first", "page_first"]),
     model=axis.choice(*MODELS, smoke=MODELS[:1], quick=MODELS[:1], full=["Llama-3.1-8B", "DeepSeek-V3"]),
     page_tokens=axis.integer(smoke=["32"], quick=["32"], full=["1", "8", "32", "128", "512"], high=1 << 16),

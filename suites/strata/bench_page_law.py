@@ -20,7 +20,7 @@ BY_PAIR = {
     "dram:file": ("cpu", "batch", "staged", "direct"),
     "hbm:pinned": ("ce", "batch", "sm", "staged", "torch"),
 }
-ROUNDS = {"smoke": 5, "quick": 15, "full": 51}  # passes of each page size, taken in turns
+ROUNDS = {"smoke": 5, "quick": 9, "full": 51}  # passes of each page size, taken in turns
 RETAKES = 3  # of a disturbed pass: then it counts
 Submit = Callable[[int], float | None]
 
@@ -57,10 +57,10 @@ def largest_pass(axes: Mapping[str, Value]) -> int:
 
 
 @bench(
-    version=1, metric="bandwidth", unit="B/s", better="higher", where=exists, disk=scratch_bytes, limit=300.0,
+    version=2, metric="bandwidth", unit="B/s", better="higher", where=exists, disk=scratch_bytes, limit=300.0,
     setup=setup_seconds,
     extra_metrics=["per_fragment", "asymptote", "residual", "n_half", "page_90"],
-    seconds={"smoke": 1.5, "quick": 4.0, "full": 25.0},
+    seconds={"smoke": 2.5, "quick": 9.0, "full": 45.0},
     pair=axis.choice(*BY_PAIR, smoke=["dram:dram", "dram:file"], quick=["dram:dram", "dram:file", "hbm:pinned"]),
     transport=axis.choice("cpu", "batch", "staged", "direct", "ce", "sm", "torch", smoke=["cpu"],
                           quick=["cpu", "batch", "ce", "sm"]),
@@ -128,7 +128,7 @@ def by_host(case: Case, measure: Measure) -> tuple[dict[int, tuple[float, float]
     from kvbench.transport.host_open import open_host
 
     shape, seed, far = geometry(case.model), measure.context.seed, far_name(case.pair)
-    team, best = measure.team(case.threads), partial(measure.best, rounds=3)
+    team, best = measure.team(case.threads), partial(measure.best, rounds=2)
     plans = {
         page: plan(shape, "layer_first", page, pages_for(shape, "layer_first", page, case.bytes, far), "shuffled", seed)
         for page in SWEEPS[case.sweep]

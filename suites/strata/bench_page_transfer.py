@@ -59,7 +59,7 @@ def largest_pass(axes: Mapping[str, Value]) -> int:
 
 @bench(
     version=1, metric="bandwidth", unit="B/s", better="higher", where=exists, disk=scratch_bytes, limit=300.0,
-    extra_metrics=["device_only", "submit_time"], seconds={"smoke": 0.5, "quick": 2.0, "full": 15.0},
+    extra_metrics=["device_only", "submit_time"], seconds={"smoke": 1.2, "quick": 4.5, "full": 30.0},
     setup=setup_seconds,
     pair=axis.choice(*BY_PAIR, smoke=["dram:dram", "dram:file", "hbm:pinned"]),
     model=axis.choice(*MODELS, smoke=MODELS[:1], quick=MODELS[:1]),
@@ -72,7 +72,7 @@ def largest_pass(axes: Mapping[str, Value]) -> int:
         "layer_first", "page_first", "page_first_direct", "page_head", smoke=["layer_first"],
         quick=["layer_first", "page_first"],
     ),
-    direction=axis.choice("fetch", "evict", smoke=["fetch"]),
+    direction=axis.choice("fetch", "evict", smoke=["fetch"], quick=["fetch"]),
     order=axis.choice("shuffled", "sorted", smoke=["shuffled"], quick=["shuffled"]),
     threads=axis.threads(smoke=["all"], quick=["all"]),
     bytes=axis.bytes(smoke=["128MiB"], quick=["128MiB"], full=["1GiB"], low="64KiB", high="64GiB"),

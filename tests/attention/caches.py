@@ -73,5 +73,5 @@ class Cache:
         if tokens.any():
             top = float(np.abs(log[tokens]).max())
             error = np.linalg.norm((out - want)[tokens], axis=2) / np.linalg.norm(want[tokens], axis=2)
-            assert error.max() <= (tolerance(self.shape.dtype, top) if most is None else most)
+            assert error.max() <= (tolerance(self.shape.dtype, top, self.shape.head_dim) if most is None else most)
             assert np.abs(lse[tokens] - log[tokens]).max() <= 2e-6 + 2.0**-20 * top

@@ -55,6 +55,7 @@ def test_long_sequences_keep_their_digits(dtype: str, teams: Teams) -> None:
         ("fp16", 16, 2, 80, 8, "portable"),
         ("fp32", 3, 2, 96, 48, "auto"),
         ("fp32", 12, 1, 256, 16, "portable"),
+        ("fp32", 1, 2, 256, 168, "auto"),
     ],
 )
 def test_shapes(dtype: str, group: int, kv_heads: int, head_dim: int, page: int, isa: Isa, teams: Teams) -> None:
@@ -129,6 +130,30 @@ def test_scores_of_ten_thousand(dtype: str, isa: Isa, sign: float, teams: Teams)
     cache.q = shape.array(np.full(cache.q.shape, scale))
     assert 9.5e3 < sign * cache.answer()[1].max() < 1.05e4
     cache.check(DecodeAttention(shape, teams(2), isa=isa))
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS)
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_head_whose_scores_are_all_beyond_float32_is_no_empty_sequence(
+    dtype: str, isa: Isa, members: int, teams: Teams
+) -> None:
+    shape = small(dtype)
+    cache = Cache(shape, (700, 30, 0))
+    plain = shape.floats(cache.k)
+    plain[cache.batch.table[0], 0] = -1.0  # all scores of KV head 0 are -64 x scale, of head 1 as they were
+    cache.k, q = shape.array(plain), cache.q.copy()
+    k, v = shape.pack(cache.k, cache.v)
+    q[:, :4] = shape.array(np.float32(1.0))
+    for scale, lost in ((0.125, False), (1e37, True)):
+        out, lse = DecodeAttention(shape, teams(members), isa=isa).decode(
+            q, k, v, cache.batch.table, cache.batch.lengths, scale=scale
+        )
+        assert np.isnan(out[0, :4]).all() == np.isnan(lse[0, :4]).all() == lost
+        assert (out[2] == 0.0).all()
+        assert (lse[2] == -np.inf).all()
+        if not lost:
+            assert lse[0, :4] == pytest.approx(math.log(700) - 8.0, abs=1e-5)
+            assert np.isfinite(out).all()
 
 
 @pytest.mark.parametrize(("dtype", "tiny"), [("fp32", 1e-40), ("fp16", 1e-6), ("bf16", 1e-40)])
@@ -216,7 +241,7 @@ def test_caches_beyond_two_billion_elements(teams: Teams) -> None:
         large.append(bytes_at(starts[-1], nbytes).view(np.uint16).reshape(blocks, *half.shape[1:]))
         large[-1][-len(half) :] = half
     table = (cache.batch.table + (blocks - len(k))).astype(np.int32)
-    out, _ = DecodeAttention(shape, teams(1)).decode(cache.q, *large, table, cache.batch.lengths)
+    out, _ = DecodeAttention(shape, teams(1)).decode(cache.q, large[0], large[1], table, cache.batch.lengths)
     want, _ = cache.answer()
     assert large[0].size > 1 << 31
     assert (np.linalg.norm(out - want, axis=2) / np.linalg.norm(want, axis=2)).max() < 4e-3

@@ -33,5 +33,11 @@ def test_every_form_is_attention(form: str, dtype: str) -> None:
 def test_the_tolerance_grows_with_the_scores() -> None:
     assert tolerance("fp32", 0.0) == 1e-6
     assert tolerance("fp32", 1e4) == pytest.approx(1.2e-3, rel=0.01)
+    for dtype, most in (("fp32", 1e-6), ("fp16", 2e-3), ("bf16", 4e-3)):
+        for head_dim in (64, 80, 96, 128):  # what the issue asks for, whatever the shape
+            assert tolerance(dtype, 0.0, head_dim) == most
+            assert tolerance(dtype, 8.0, head_dim) == tolerance(dtype, 8.0)
+    assert tolerance("fp32", 0.0, 256) == 1e-6
+    assert tolerance("fp32", 8.0, 256) == pytest.approx(1e-6 + 2**0.5 * 8.0 * 2.0**-23)
     with pytest.raises(UsageError, match="unknown form"):
         DenseDecode("jax", Shape("fp32", 8, 2, 64, 16), [], [])

@@ -56,3 +56,19 @@ def test_wrong_layouts() -> None:
     _, v = shape.pack(plain, plain)
     with pytest.raises(UsageError, match=r"unpack\.k: packed cache"):
         shape.unpack(v, v)
+
+
+def test_keys_and_values_of_different_sizes() -> None:
+    shape = Shape("bf16", 6, 3, 80, 16)
+    plain = np.zeros(shape.plain_shape(2), np.uint16)
+    with pytest.raises(UsageError, match="pack: keys and values differ in blocks or heads, got '2 x 3 and 1 x 3'"):
+        shape.pack(plain, plain[:1])
+    k, v = shape.pack(plain, plain)
+    with pytest.raises(UsageError, match="unpack: keys and values differ in blocks or heads, got '1 x 3 and 2 x 3'"):
+        shape.unpack(k[:1], v)
+    with pytest.raises(UsageError, match="unpack: keys and values differ in blocks or heads, got '2 x 3 and 2 x 1'"):
+        shape.unpack(k, v[:, 2:])
+    with pytest.raises(UsageError, match=r"pack\.k: not a numpy array, got 'list', expected uint16"):
+        shape.pack(plain.tolist(), plain)
+    with pytest.raises(UsageError, match=r"unpack\.v: not a numpy array, got 'NoneType'"):
+        shape.unpack(k, None)  # type: ignore[arg-type]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,8 @@ from kvbench.contract.axis import Value
 from kvbench.contract.discover import load_suites
 from kvbench.contract.result import HAS_VALUE, Result
 from kvbench.errors import KvbenchError
+from kvbench.measure import Measure
+from kvbench.systems.ellm import mixed
 from kvbench.systems.ellm.pool import ElasticPool
 from kvbench.worker import measure_case
 from tests.suites import gpu_rig
@@ -107,3 +113,94 @@ def test_a_case_that_breaks_off_leaves_nothing(gpu: gpu_rig.Rig, monkeypatch: py
     assert "broken off" in row.reason
     assert gpu.fake.live() == {}
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+class Clocked:
+    """A pool that takes no memory: each call moves the clock by a time of its own."""
+
+    def __init__(self) -> None:
+        self.cost = {  # ns
+            "open_kv": 1, "open_act": 10, "grow": 100, "close_act": 1000, "close_kv": 10_000, "premap": 100_000,
+        }  # fmt: skip
+        self.now, self.calls = 0, Counter[str]()
+        self.sizes, self.tally = SimpleNamespace(chunk_bytes=CHUNK), SimpleNamespace(mapped=0)
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*_: object) -> object:
+            self.calls[name] += 1
+            self.now += self.cost[name]
+            self.tally.mapped += name == "grow"
+            return SimpleNamespace(address=0)
+
+        return call
+
+    def slack_bytes(self) -> int:
+        return 7
+
+
+def player(monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False) -> tuple[Any, Clocked]:
+    told = load_suites().find("ellm", "slot_alloc").body.__globals__
+    pool = Clocked()
+    monkeypatch.setattr("kvbench.timing.clock.now_ns", lambda: pool.now)
+    monkeypatch.setattr(told["Player"], "_compute", lambda self, slots: None)
+    streams = [mixed.stream(30, 3, seed) for seed in range(told["STREAMS"])]
+    return told["Player"](pool, streams, None, ahead=ahead, on_host=True), pool
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_pass_of_slot_alloc_is_every_stream_and_all_that_the_caller_waits_for(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    work, pool = player(monkeypatch, ahead=ahead)
+    events = Counter(event.kind for stream in work.streams for event in stream)
+    first = work.run(1)
+    assert pool.calls["open_kv"] == events["open"] == pool.calls["close_kv"]
+    assert bool(pool.calls["premap"]) == ahead
+    asked = events["open"] + events["act"] + events["grow"]
+    waited = sum(pool.cost[name] * count for name, count in pool.calls.items())
+    assert first == pytest.approx(waited * 1e-9 / asked)
+    assert [work.run(1), work.run(2) / 2] == pytest.approx([first, first])
+
+
+def test_the_further_rows_of_slot_alloc_are_of_the_samples_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, pool = player(monkeypatch)
+    cold = work.run(1)  # as a warm-up: slower than the samples
+    monkeypatch.setattr(pool, "cost", {name: 2 * cost for name, cost in pool.cost.items()})
+    kept = work.run(1)
+    assert work.run(1) == kept != cold
+    found: dict[str, tuple[float, int]] = {}
+
+    def extra(metric: str, value: float, *, n: int, **_: object) -> None:
+        found[metric] = (value, n)
+
+    row = SimpleNamespace(samples=(kept,), status="ok", reason="", kernel="")
+    work.add_rows(SimpleNamespace(extra=extra), row)
+    events = Counter(event.kind for stream in work.streams for event in stream)
+    asked, steps = events["open"] + events["act"] + events["grow"], events["step"]
+    assert found["crossing_p99"][0] == pytest.approx(200e-9)
+    assert found["crossing_p99"][1] == 2 * events["grow"]
+    assert found["alloc_p50"][1] == found["alloc_p99"][1] == 2 * asked
+    assert found["slack_bytes"] == (7.0, 2 * steps)
+    assert found["maps_per_1000"][0] == pytest.approx(1000 * events["grow"] / asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [("slot_alloc", CASES[2][1]), ("inflate", CASES[4][1]), ("deflate", CASES[7][1])],
+)
+def test_the_thread_that_maps_is_one_of_those_that_measure(
+    gpu: gpu_rig.Rig, monkeypatch: pytest.MonkeyPatch, name: str, axes: dict[str, Value]
+) -> None:
+    named: list[int] = []
+    started: list[int] = []
+    start = ElasticPool.start_background
+    monkeypatch.setattr(Measure, "threads", lambda self, tids: named.extend(tids))
+
+    def noted(self: ElasticPool) -> int:
+        started.append(start(self))
+        return started[-1]
+
+    monkeypatch.setattr(ElasticPool, "start_background", noted)
+    run(gpu, name, "host", axes)
+    assert named == [threading.get_native_id(), *started]
+    assert len(started) == 1

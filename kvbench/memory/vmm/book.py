@@ -7,6 +7,7 @@ granule of a reservation keep the checks of a thousand mappings a few numpy oper
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import UsageError
-from kvbench.memory.vmm.protocol import Chunk, Counters, Reservation, Span
+from kvbench.memory.vmm.protocol import Chunk, Counters, Reservation, Span, check_whole
 
 Ints = npt.NDArray[np.int64]
 FREE, MAPPED, ACCESSIBLE, CHANGING = range(4)
@@ -85,6 +86,7 @@ class Book:
 
     def check_size(self, nbytes: int, what: str) -> None:
         """Raise UsageError unless ``nbytes`` is a whole, positive number of granules."""
+        check_whole(nbytes, what)
         if nbytes < 1 or nbytes % self.granularity:
             raise UsageError(
                 f"{what} is off the granularity", where="vmm", got=f"{nbytes} bytes",
@@ -93,6 +95,7 @@ class Book:
 
     def check_count(self, count: int, what: str) -> None:
         """Raise UsageError unless at least one thing is asked for."""
+        check_whole(count, what)
         if count < 1:
             raise UsageError(f"{what} asks for nothing", where="vmm", got=count, expected="at least one")
 
@@ -120,6 +123,10 @@ class Book:
             self._reserved -= reservation.nbytes
 
     def _space(self, reservation: Reservation) -> _Space:
+        if not isinstance(reservation, Reservation):
+            raise UsageError(
+                "not a reservation", where="vmm", got=type(reservation).__name__, expected="what reserve() returned"
+            )
         found = self._spaces.get(reservation.serial)
         if found is None:
             raise UsageError(
@@ -159,6 +166,8 @@ class Book:
     def _slots(self, chunks: Sequence[Chunk]) -> Ints:
         """Return the slots of live chunks. Raises UsageError for one that is not."""
         count = len(chunks)
+        for chunk in chunks:
+            _check_chunk(chunk)
         slots = np.fromiter(map(_SLOT, chunks), np.int64, count)
         serials = np.fromiter(map(_SERIAL, chunks), np.int64, count)
         inside = slots < len(self._maps)
@@ -216,8 +225,9 @@ class Book:
             raise UsageError("offsets and chunks differ", where="vmm map", got=f"{len(offsets)} and {len(chunks)}")
         self.check_count(len(chunks), "map")
         if len(chunks) == 1:
+            check_whole(offsets[0], "an offset", "vmm map")
             return self._claim_one(reservation, int(offsets[0]), chunks[0])
-        at = np.asarray(offsets, np.int64)
+        at = _integers(offsets, "map", 1)
         with self._lock:
             slots = self._slots(chunks)
             nbytes, handles = self._table[1, slots], self._table[2, slots]
@@ -242,6 +252,7 @@ class Book:
             np.add.at(self._maps, slots, by)
 
     def _claim_one(self, reservation: Reservation, offset: int, chunk: Chunk) -> Claim:
+        _check_chunk(chunk)
         nbytes = chunk.nbytes
         with self._lock:
             space, low, count = self._place_one(reservation, offset, nbytes, "map")
@@ -282,8 +293,9 @@ class Book:
         """
         self.check_count(len(spans), what)
         if len(spans) == 1:
-            return self._claim_span(reservation, *spans[0], what, unmap=unmap)
-        table = np.asarray(spans, np.int64).reshape(-1, 2)
+            offset, size = _span(spans[0], what)
+            return self._claim_span(reservation, offset, size, what, unmap=unmap)
+        table = _integers(spans, what, 2)
         at, nbytes = np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
         with self._lock:
             space, low, count = self._place(reservation, at, nbytes, what)
@@ -365,6 +377,11 @@ class Book:
         """Do for one range what :meth:`_place` does for many, in Python's own integers."""
         space, grain = self._space(reservation), self.granularity
         if at % grain or nbytes % grain or at < 0 or nbytes < 1 or at + nbytes > reservation.nbytes:
+            if max(abs(at), abs(nbytes)) > sys.maxsize // 2:  # more than the arrays of the other checks hold
+                raise UsageError(
+                    "beyond the reservation", where=f"vmm {what}", got=f"bytes {at} to {at + nbytes}",
+                    expected=f"at most {reservation.nbytes}",
+                )  # fmt: skip
             self._place(reservation, np.array([at], np.int64), np.array([nbytes], np.int64), what)
         return space, at // grain, nbytes // grain
 
@@ -377,11 +394,11 @@ class Book:
                     f"{name} off the granularity", where=f"vmm {what}", got=f"{int(values[off][0])} bytes",
                     expected=f"a {'' if name == 'offset' else 'positive '}multiple of {self.granularity} bytes",
                 )  # fmt: skip
-        beyond = at + nbytes > reservation.nbytes
+        beyond = (nbytes > reservation.nbytes) | (at > reservation.nbytes - nbytes)  # a sum could overflow
         if beyond.any():
             k = int(np.argmax(beyond))
             raise UsageError(
-                "beyond the reservation", where=f"vmm {what}", got=f"bytes {at[k]} to {at[k] + nbytes[k]}",
+                "beyond the reservation", where=f"vmm {what}", got=f"bytes {at[k]} to {int(at[k]) + int(nbytes[k])}",
                 expected=f"at most {reservation.nbytes}",
             )  # fmt: skip
         return space, at // self.granularity, nbytes // self.granularity
@@ -427,6 +444,36 @@ def _claim(
 ) -> Claim:
     a, b, c, d, e, f = (np.array((value,), np.int64) for value in (address, nbytes, handle, low, count, slot))
     return Claim(space, a, b, c, d, e, f, np.frombuffer(before, np.uint8))
+
+
+def _check_chunk(chunk: object) -> None:
+    if not isinstance(chunk, Chunk):
+        raise UsageError("not a chunk", where="vmm", got=type(chunk).__name__, expected="what create() returned")
+
+
+def _span(span: object, what: str) -> Span:
+    """Return (offset, nbytes) as Python's integers. Raises UsageError for anything else."""
+    if not isinstance(span, (Sequence, np.ndarray)) or len(span) != 2:
+        raise UsageError("not a range", where=f"vmm {what}", got=repr(span), expected="(offset, nbytes)")
+    for value in span:
+        check_whole(value, "a range", f"vmm {what}")
+    return int(span[0]), int(span[1])
+
+
+def _integers(values: Any, what: str, columns: int) -> Ints:
+    """Return int64 [n] offsets or [n, 2] ranges. Raises UsageError for floats, other shapes and what does not fit."""
+    try:
+        table = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        table = np.empty((0, 0))
+    fits = table.dtype.kind == "i" or (table.dtype.kind == "u" and int(table.max(initial=0)) <= sys.maxsize)
+    if not fits or table.shape[1:] != ((2,) if columns == 2 else ()):
+        odd = next((v for v in values if columns == 1 and not isinstance(v, (int, np.integer))), values)
+        raise UsageError(
+            "not ranges" if columns == 2 else "not offsets", where=f"vmm {what}", got=repr(odd),
+            expected="(offset, nbytes) each" if columns == 2 else "integers of 64 bits",
+        )  # fmt: skip
+    return table.astype(np.int64, copy=False)
 
 
 def _flat(low: Ints, count: Ints) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,11 +12,12 @@ import numpy as np
 
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.memory.vmm.book import Book, Claim, Ints
-from kvbench.memory.vmm.protocol import Chunk, Counters, Fence, Reservation, Span
+from kvbench.memory.vmm.protocol import Chunk, Counters, Fence, Reservation, Span, check_fence
 
 if TYPE_CHECKING:
     from kvbench.kernels.call_loop import Failure, Runner
 
+PIECE = 256  # ranges unmapped at a time on the way out: their tables are too small to need a mapping themselves
 WAIT_S = 60.0  # a fence that does not come within this is lost work, and waiting on would hang the program
 
 
@@ -250,7 +251,11 @@ class Driver(ABC):
     # -- fences --------------------------------------------------------------------------------------------------
 
     def guard(self, reservation: Reservation, fence: Fence) -> None:
-        """Hand over ``fence``: unmap and free of ``reservation`` wait for it, and then close it."""
+        """Hand over ``fence``: unmap and free of ``reservation`` wait for it, and then close it.
+
+        Raises UsageError for what is no fence.
+        """
+        check_fence(fence)
         self.book.check_space(reservation)
         with self._fence_lock:
             held = self._fences.setdefault(reservation.serial, [])
@@ -268,13 +273,13 @@ class Driver(ABC):
                     self._fences.pop(reservation.serial, None)
                     return
                 fence = held[0]
-            fence.wait()
+            _fenced(fence.wait)
             with self._fence_lock:
                 mine = fence in held
                 if mine:
                     held.remove(fence)
             if mine:
-                fence.close()
+                _fenced(fence.close)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -303,22 +308,21 @@ class Driver(ABC):
     def destroy(self) -> Counters:
         """Give everything back, whatever is alive, behind its fences; return what was alive.
 
-        What the system refuses to take back is counted as lost; the first such refusal is raised at the end.
+        What the system refuses to take back is counted as lost; the first such refusal, or fence that fails, is raised
+        at the end, when all else is given back.
         """
         alive = self.counters()
         if self._closed:
             return alive
+        self._make_room()
         refused: list[KvbenchError] = []
         reservations, chunks = self.book.alive()
-        for reservation in reservations:
-            try:
-                self._quiesce(reservation)
-                spans = self.book.mapped_spans(reservation)
-                if spans:
-                    self.unmap_many(reservation, spans)
-                self.free(reservation)
-            except KvbenchError as error:
-                refused.append(error)
+        # Without room for the bookkeeping of one, others come first: each that goes makes room. What then still cannot
+        # be done raises MemoryError with the driver open, to be destroyed again.
+        later = [reservation for reservation in reservations if not self._give_back(reservation, refused)]
+        for reservation in later:
+            if not self._give_back(reservation, refused):
+                raise MemoryError(f"vmm {self.name}: no room to give back {reservation.nbytes} bytes of addresses")
         for chunk in chunks:
             try:
                 self.release(chunk)
@@ -329,6 +333,23 @@ class Driver(ABC):
         if refused:
             raise refused[0]
         return alive
+
+    def _make_room(self) -> None:  # noqa: B027 - a driver that keeps nothing for that has nothing to do
+        """Give up, before everything else, what is only held to be given up."""
+
+    def _give_back(self, reservation: Reservation, refused: list[KvbenchError]) -> bool:
+        """Unmap and free a reservation; add what is refused. Return False where there was no memory to do it."""
+        try:
+            self._quiesce(reservation)
+            spans = self.book.mapped_spans(reservation)
+            for first in range(0, len(spans), PIECE):
+                self.unmap_many(reservation, spans[first : first + PIECE])
+            self.free(reservation)
+        except KvbenchError as error:
+            refused.append(error)
+        except MemoryError:
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -343,6 +364,16 @@ class Driver(ABC):
             if error is None:
                 raise
             error.add_note(f"and giving memory back failed: {later}")
+
+
+def _fenced(step: Callable[[], None]) -> None:
+    """Take a step of a fence, which is the caller's code: whatever it raises is an error of that fence."""
+    try:
+        step()
+    except KvbenchError:
+        raise
+    except Exception as error:
+        raise KvbenchError("a fence failed", where="vmm fence", got=f"{type(error).__name__}: {error}") from error
 
 
 def rows(count: int, *columns: Ints | int) -> Ints:

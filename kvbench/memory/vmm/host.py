@@ -76,6 +76,7 @@ class HostVmm(Driver):
         self._offsets_lock = threading.Lock()
         self._fd = _memfd(pages, self.page)
         self._ballast: list[int] = []
+        self._ballasts = BALLAST
         try:
             if pages == "huge":
                 check_huge_pool(capacity, self.page, root)
@@ -89,8 +90,19 @@ class HostVmm(Driver):
 
     def _probe(self) -> None:
         """Find out, before anything depends on it, that this kernel can populate a mapping."""
-        os.ftruncate(self._fd, self.page)
-        address = libc.mmap(0, self.page, WRITABLE, libc.MAP_SHARED | libc.MAP_NORESERVE, self._fd, 0)
+        try:
+            os.ftruncate(self._fd, self.page)
+        except OSError as error:
+            raise Unavailable(
+                "the memfd does not grow", where="vmm host", got=error.strerror, mend="see ulimit -f"
+            ) from error
+        try:
+            address = libc.mmap(0, self.page, WRITABLE, libc.MAP_SHARED | libc.MAP_NORESERVE, self._fd, 0)
+        except OSError as error:
+            self._drop_ballast()  # see _error
+            raise Unavailable(
+                "no room for a mapping", where="vmm host", got=os.strerror(error.errno or 0), mend=self._why(0, 0)
+            ) from error
         try:
             libc.madvise(address, self.page, libc.MADV_POPULATE_WRITE)
         except OSError as error:
@@ -222,10 +234,14 @@ class HostVmm(Driver):
         while self._ballast:
             libc.munmap(self._ballast.pop(), libc.base_page_bytes())
 
+    def _make_room(self) -> None:
+        self._ballasts = 0
+        self._drop_ballast()
+
     def _keep_ballast(self) -> None:
         page = libc.base_page_bytes()
         # Every second page has another protection, so that the kernel cannot make one mapping of neighbours.
-        while len(self._ballast) < BALLAST:
+        while len(self._ballast) < self._ballasts:
             prot = libc.PROT_READ if len(self._ballast) % 2 else libc.PROT_NONE
             try:
                 self._ballast.append(libc.mmap(0, page, prot, QUIET))

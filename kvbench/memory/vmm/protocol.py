@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.errors import KvbenchError, Unavailable
+from kvbench.errors import KvbenchError, Unavailable, UsageError
 
 Offsets = npt.NDArray[np.int64]
 Span = tuple[int, int]  # (offset, nbytes) within a reservation
@@ -82,6 +82,25 @@ class Fence(Protocol):
 
     def close(self) -> None:
         """Give back what the fence holds. Closing twice is fine."""
+
+
+def check_fence(fence: object) -> None:
+    """Raise UsageError for what cannot be waited for: nothing it guards could ever be given back."""
+    missing = [name for name in ("done", "wait", "close") if not callable(getattr(fence, name, None))]
+    if missing:
+        raise UsageError(
+            "not a fence", where="vmm guard", got=f"{type(fence).__name__} without {', '.join(missing)}",
+            expected="an object with done(), wait() and close()",
+        )  # fmt: skip
+
+
+def check_whole(value: object, what: str, where: str = "vmm") -> None:
+    """Raise UsageError unless ``value`` is an integer; a float is none, whatever its value."""
+    if type(value) is int or isinstance(value, (int, np.integer)):
+        return
+    raise UsageError(
+        f"{what}: not a whole number", where=where, got=f"{type(value).__name__} {value!r}", expected="an integer"
+    )
 
 
 class Vmm(Protocol):

@@ -6,6 +6,7 @@ Bookkeeping only; a page is one chunk's worth of addresses.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +18,18 @@ from kvbench.systems.ellm.chunks import PoolExhausted
 UNMAPPED, MAPPED, STALE = 0, 1, 2
 _RANGES = [re.compile(bytes((state,)) + b"+") for state in (UNMAPPED, MAPPED, STALE)]
 Range = tuple[int, int]  # (first page, pages)
+_pools = itertools.count(1)  # of the process: a slot of another pool is never taken for one of this
 
 
 @dataclass(frozen=True, slots=True)
 class ActSlot:
-    """A live activation tensor: ``pages`` pages from page ``first``; ``serial`` is never used again."""
+    """A live activation tensor: ``pages`` pages from page ``first``; ``serial`` is never used again. ``pool``: the
+    number of the range it is one of."""
 
     serial: int
     first: int
     pages: int
+    pool: int
 
 
 class ActSlots:
@@ -38,7 +42,7 @@ class ActSlots:
     def __init__(self, pages: int) -> None:
         if pages < 1:
             raise UsageError("no addresses for activations", where="ActSlots", got=pages, expected="1 page or more")
-        self.pages = pages
+        self.pages, self._pool = pages, next(_pools)
         self.state = bytearray(pages)
         self.chunk = [-1] * pages
         self.live: dict[int, ActSlot] = {}  # by first page
@@ -70,16 +74,24 @@ class ActSlots:
         if length > pages:
             self._insert(first + pages, length - pages, mapped - inside)
         self._serial += 1
-        slot = ActSlot(self._serial, first, pages)
+        slot = ActSlot(self._serial, first, pages, self._pool)
         self.live[first] = slot
         return slot, inside
 
-    def check_live(self, slot: ActSlot) -> None:
-        """Raise UsageError unless ``slot`` is live."""
+    def check_live(self, slot: ActSlot, *, closing: bool = False) -> None:
+        """Raise UsageError unless ``slot`` is a live one of this pool; ``closing``: it is about to be given back."""
+        if not isinstance(slot, ActSlot):
+            raise UsageError(
+                "the wrong kind of slot", where="elastic pool", got=type(slot).__name__, expected="a slot of open_act"
+            )
+        if slot.pool != self._pool:
+            raise UsageError(
+                "a slot of another pool", where=f"activation slot {slot.serial}", expected="one that this pool opened"
+            )
         if self.live.get(slot.first) is not slot:
             raise UsageError(
-                "double free", where=f"activation slot {slot.serial}", got="a slot already given back",
-                expected="a live one of this pool",
+                "double free" if closing else "used after it was closed", where=f"activation slot {slot.serial}",
+                got="a slot already given back", expected="a live one of this pool",
             )  # fmt: skip
 
     def give(self, slot: ActSlot) -> int:
@@ -87,7 +99,7 @@ class ActSlots:
 
         Raises UsageError for a double free.
         """
-        self.check_live(slot)
+        self.check_live(slot, closing=True)
         del self.live[slot.first]
         first, end = slot.first, slot.first + slot.pages
         inside = mapped = self.state.count(MAPPED, first, end)

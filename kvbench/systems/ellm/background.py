@@ -50,6 +50,13 @@ class Background:
 
     def submit(self, work: Callable[[], None]) -> Job:
         """Queue ``work``. Raises Unavailable when no thread can be started."""
+        self.start()
+        job = Job(work)
+        self._queue.put(job)
+        return job
+
+    def start(self) -> int:
+        """Start the thread unless it runs; return its native id. Raises Unavailable when no thread can be started."""
         if self._closed:
             raise KvbenchError("the background thread has ended", where="background mapping")
         if self._thread is None:
@@ -61,9 +68,9 @@ class Background:
                     "cannot start a thread", where="background mapping", got=str(error), mend="see ulimit -u"
                 ) from error
             self._thread = thread
-        job = Job(work)
-        self._queue.put(job)
-        return job
+        found = self._thread.native_id
+        assert found is not None  # set before start() returns
+        return found
 
     @property
     def tid(self) -> int | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.memory.vmm.protocol import Reservation, Vmm
+from kvbench.memory.host import preflight
+from kvbench.memory.vmm.protocol import Reservation, Vmm, check_whole
 from kvbench.systems.ellm.act_slots import MAPPED, STALE, UNMAPPED, ActSlot, ActSlots
 from kvbench.systems.ellm.background import Background, Job
 from kvbench.systems.ellm.chunks import ChunkTable, Owner, PoolExhausted
@@ -31,6 +32,31 @@ class Sizes:
     kv_slots: int
     context_bytes: int
     act_bytes: int
+
+
+REACH = 1 << 47  # bytes of addresses a process can have, and a GPU beside it
+MANY = 1 << 20  # entries: fewer are not worth a look at the memory left
+BOOKS = 64  # bytes of bookkeeping a chunk or a page of addresses takes, at most
+
+
+def _check_reach(sizes: Sizes) -> None:
+    """Raise UsageError for what no process has addresses for, Unavailable where the bookkeeping would take all memory.
+
+    Both are found before a list of that many entries is built.
+    """
+    chunks = sizes.kv_chunks + sizes.act_chunks
+    asked = {
+        "context_bytes": sizes.context_bytes, "act_bytes": sizes.act_bytes, "all chunks": chunks * sizes.chunk_bytes
+    }  # fmt: skip
+    for name, nbytes in asked.items():
+        if nbytes > REACH:
+            raise UsageError(
+                f"{name} beyond the address space", where="elastic pool", got=f"{nbytes} bytes",
+                expected=f"at most {REACH}", mend="reserve fewer addresses",
+            )  # fmt: skip
+    entries = max(0, chunks) + (sizes.act_bytes + sizes.context_bytes) // sizes.chunk_bytes
+    if entries > MANY:
+        preflight(BOOKS * entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +112,8 @@ class Backing:
     """
 
     def __init__(self, vmm: Vmm, sizes: Sizes, background: Background) -> None:
+        for name in Sizes.__slots__:
+            check_whole(getattr(sizes, name), name, "elastic pool")
         grain = vmm.granularity()
         for name in ("chunk_bytes", "context_bytes", "act_bytes"):
             value = getattr(sizes, name)
@@ -95,6 +123,7 @@ class Backing:
                     f"{name} off the granularity", where="elastic pool", got=value,
                     expected=f"a multiple of {whole} bytes", mend=f"use {-(-max(value, 1) // whole) * whole}",
                 )  # fmt: skip
+        _check_reach(sizes)
         self.vmm, self.sizes = vmm, sizes
         self.table = ChunkTable(sizes.kv_chunks, sizes.act_chunks)
         self.kv = KvSlots(sizes.kv_slots)

@@ -23,14 +23,16 @@ class Flight(Protocol):
 class KvSlot:
     """One request's KV cache at ``address``: ``chunks[i]`` is mapped at chunk i of it.
 
+    Each opening gets an object of its own, also over addresses used before: what an earlier request kept is good for
+    nothing any more. ``owner``: the slots it is one of.
     ``stale``: ranges (first, count) after the mapped ones that still carry mappings whose chunks have gone elsewhere.
     ``flight``: mappings under way right after the mapped ones.
     """
 
-    __slots__ = ("chunks", "flight", "live", "need", "number", "reservation", "stale")
+    __slots__ = ("chunks", "flight", "live", "need", "number", "owner", "reservation", "stale")
 
-    def __init__(self, number: int, reservation: Reservation) -> None:
-        self.number, self.reservation = number, reservation
+    def __init__(self, owner: KvSlots, number: int, reservation: Reservation) -> None:
+        self.owner, self.number, self.reservation = owner, number, reservation
         self.chunks: list[int] = []
         self.need = 0
         self.live = False
@@ -39,7 +41,9 @@ class KvSlot:
 
     @property
     def address(self) -> int:
-        """Where the slot's bytes begin."""
+        """Where the slot's bytes begin. Raises UsageError once it is closed."""
+        if not self.live:
+            raise _closed(self)
         return self.reservation.address
 
     def __repr__(self) -> str:
@@ -80,32 +84,45 @@ class KvSlots:
         size, slot = found
         self._index.remove(size, slot)
         self._idle.pop(slot, None)
+        return self._reopened(slot)
+
+    def _reopened(self, old: KvSlot) -> KvSlot:
+        """Return a new live slot in the place of ``old``, with what it maps."""
+        slot = KvSlot(self, old.number, old.reservation)
+        slot.chunks, old.chunks = old.chunks, []
+        slot.stale = old.stale  # the same list: unmappings under way strike out of it
         slot.live = True
+        self.slots[slot.number] = slot
         return slot
 
     def add(self, reservation: Reservation) -> KvSlot:
         """Return a new live slot over ``reservation``."""
-        slot = KvSlot(len(self.slots), reservation)
+        slot = KvSlot(self, len(self.slots), reservation)
         self.slots.append(slot)
         slot.live = True
         return slot
 
     def park(self, slot: KvSlot) -> None:
         """Make a live slot not live; its chunks stay mapped. Raises UsageError for a double free."""
-        self.check_live(slot)
+        self.check_live(slot, closing=True)
         slot.live, slot.need = False, 0
         self._slack.pop(slot, None)
         self._index.add(len(slot.chunks), slot)
         if slot.chunks:
             self._idle[slot] = None
 
-    def check_live(self, slot: KvSlot) -> None:
-        """Raise UsageError unless ``slot`` is a live one of this pool."""
-        if not (slot.live and slot.number < len(self.slots) and self.slots[slot.number] is slot):
+    def check_live(self, slot: KvSlot, *, closing: bool = False) -> None:
+        """Raise UsageError unless ``slot`` is a live one of this pool; ``closing``: it is about to be given back."""
+        if not isinstance(slot, KvSlot):
             raise UsageError(
-                "double free", where=f"KV slot {slot.number}", got="a slot already given back",
-                expected="a live one of this pool",
-            )  # fmt: skip
+                "the wrong kind of slot", where="elastic pool", got=type(slot).__name__, expected="a slot of open_kv"
+            )
+        if slot.owner is not self:
+            raise UsageError(
+                "a slot of another pool", where=f"KV slot {slot.number}", expected="one that this pool opened"
+            )
+        if not slot.live:
+            raise _closed(slot, closing=closing)
 
     def needs(self, slot: KvSlot, need: int) -> None:
         """Set how many of its chunks a live slot needs."""
@@ -163,3 +180,10 @@ class KvSlots:
                 raise KvbenchError("a KV slot is in the wrong index", where=repr(slot))
         if len(self._index) != sum(not slot.live for slot in self.slots):
             raise KvbenchError("KV slots not live are miscounted", where="KvSlots", got=len(self._index))
+
+
+def _closed(slot: KvSlot, *, closing: bool = False) -> UsageError:
+    return UsageError(
+        "double free" if closing else "used after it was closed", where=f"KV slot {slot.number}",
+        got="a slot already given back", expected="a live one of this pool",
+    )  # fmt: skip

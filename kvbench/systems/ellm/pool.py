@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kvbench.errors import UsageError
-from kvbench.memory.vmm.protocol import Chunk, Fence, Vmm
+from kvbench.memory.vmm.protocol import Chunk, Fence, Vmm, check_fence, check_whole
 from kvbench.systems.ellm.act_slots import ActSlot
 from kvbench.systems.ellm.background import Background
 from kvbench.systems.ellm.backing import Backing, Policy, Sizes, Tally
@@ -60,6 +60,10 @@ class ElasticPool:
         """The native id of the mapping thread, None before it has started."""
         return self._backing.background.tid
 
+    def start_background(self) -> int:
+        """Start the mapping thread before anything needs it; return its native id. Raises Unavailable without one."""
+        return self._backing.background.start()
+
     @property
     def last_failure(self) -> str:
         """Why the last mapping ahead that failed did; empty when none has."""
@@ -79,9 +83,11 @@ class ElasticPool:
         return sum(self._backing.table.idle(owner) for owner in Owner) * self.sizes.chunk_bytes
 
     def chunks_of(self, slot: KvSlot | ActSlot) -> list[int]:
-        """Return the numbers of the chunks mapped in a slot, in order of their addresses."""
+        """Return the numbers of the chunks mapped in a live slot, in order of their addresses."""
         if isinstance(slot, KvSlot):
+            self._backing.kv.check_live(slot)
             return list(slot.chunks)
+        self._backing.act.check_live(slot)
         return self._backing.act.chunk[slot.first : slot.first + slot.pages]
 
     def address(self, slot: KvSlot | ActSlot) -> int:
@@ -159,9 +165,10 @@ class ElasticPool:
         """
         self._open()
         backing = self._backing
-        wants = [(slot, self._chunks(nbytes)) for slot, nbytes in grows]
-        for slot, _ in wants:
+        for slot, _ in grows:
             backing.kv.check_live(slot)
+        wants = [(slot, self._chunks(nbytes)) for slot, nbytes in grows]
+        check_whole(act, "bytes of activations")
         needs = [self._chunks(nbytes) for nbytes in opens]
         picked: list[KvSlot] = []
         undo: list[tuple[KvSlot, int]] = []
@@ -202,6 +209,7 @@ class ElasticPool:
 
     def _chunks(self, nbytes: int) -> int:
         """Return how many chunks hold ``nbytes`` of KV cache. Raises UsageError beyond a slot's addresses."""
+        check_whole(nbytes, "bytes of KV cache")
         if not 0 < nbytes <= self.sizes.context_bytes:
             raise UsageError(
                 "KV cache beyond the addresses of its slot", where="elastic pool", got=nbytes,
@@ -215,10 +223,15 @@ class ElasticPool:
 
     def _take_act(self, nbytes: int) -> tuple[ActSlot, int]:
         """Return an activation slot and how many of its pages are mapped, which are in use from now on."""
+        check_whole(nbytes, "bytes of activations")
         if nbytes < 1:
             raise UsageError("activations have a size", where="elastic pool", got=nbytes, expected="1 byte or more")
         slot, mapped = self._backing.act.take(-(-nbytes // self.sizes.chunk_bytes))
-        self._backing.table.use(Owner.ACT, mapped)
+        try:
+            self._backing.table.use(Owner.ACT, mapped)
+        except BaseException:
+            self._backing.act.give(slot)
+            raise
         return slot, mapped
 
     def _attach_act(self, slot: ActSlot, mapped: int) -> None:
@@ -242,12 +255,14 @@ class ElasticPool:
     def close_kv(self, slot: KvSlot, fence: Fence | None = None) -> None:
         """Take a KV slot back. ``fence``: work that may still read it; its addresses are unmapped only after that.
 
-        Raises UsageError for a double free. Under a policy that unmaps at once, VmmError where the driver refuses; the
-        slot is given back all the same.
+        Raises UsageError for a double free, another pool's slot and what is no fence. Under a policy that unmaps at
+        once, VmmError where the driver refuses; the slot is given back all the same.
         """
         self._open()
         backing = self._backing
-        backing.kv.check_live(slot)
+        backing.kv.check_live(slot, closing=True)
+        if fence is not None:
+            check_fence(fence)
         if slot.flight is not None:
             backing.land(slot)
         if fence is not None:
@@ -263,7 +278,7 @@ class ElasticPool:
         """Take an activation slot back; as :meth:`close_kv`."""
         self._open()
         backing = self._backing
-        backing.act.check_live(slot)
+        backing.act.check_live(slot, closing=True)
         if fence is not None:
             backing.vmm.guard(backing.act_range, fence)
         backing.table.rest(Owner.ACT, backing.act.give(slot))
@@ -296,6 +311,7 @@ class ElasticPool:
 
     def _lend(self, source: Owner, chunks: int) -> None:
         self._open()
+        check_whole(chunks, "chunks to lend")
         self._backing.land_all()
         counts = self.counts(source)
         if not 0 <= chunks <= counts.free + counts.idle:
@@ -316,10 +332,11 @@ class ElasticPool:
         backing, size = self._backing, self.sizes.chunk_bytes
         wants: list[tuple[KvSlot, int]] = []
         for slot, nbytes in ahead:
+            backing.kv.check_live(slot)
+            check_whole(nbytes, "bytes of KV cache")
             have = len(slot.chunks)
             if nbytes <= have * size or slot.flight is not None:
                 continue
-            backing.kv.check_live(slot)
             count = min(-(-nbytes // size), backing.context_chunks) - have
             if count > 0:
                 wants.append((slot, count))

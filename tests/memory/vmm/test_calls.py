@@ -185,7 +185,7 @@ def test_each_way_to_touched_memory_gives_all_of_it_back(name: str, way: str) ->
         with pytest.raises(VerifyError, match="nothing was run"):
             work.verify()
         assert work.run(3) > 0.0
-        ((seconds, (back, bare)),) = work.taken.items()
+        ((seconds, [(back, bare)]),) = work.taken.items()
         assert seconds > 0.0
         assert back > 0.0
         assert bare > 0.0
@@ -195,6 +195,15 @@ def test_each_way_to_touched_memory_gives_all_of_it_back(name: str, way: str) ->
         assert (found.reservations, found.chunks, found.mappings, found.lost) == (0, 0, 0, 0)
         if isinstance(vmm, CudaVmm):
             assert vmm.device.memory()[0] == before
+
+
+def test_runs_that_take_exactly_as_long_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with host() as (_, spy, touch):
+        work = Remap(Mmaps(spy, touch, GRAIN, 2, "4k"), spy, touch, GRAIN)
+        ticks = iter(range(100))
+        monkeypatch.setattr("kvbench.memory.vmm.remap.time.perf_counter", lambda: float(next(ticks)))
+        assert work.run(1) == work.run(1) == 1.0
+        assert [back for back, _ in work.taken[1.0]] == [1.0, 1.0]
 
 
 def test_pieces_that_overlap_leave_no_number() -> None:

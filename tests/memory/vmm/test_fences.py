@@ -155,3 +155,32 @@ def test_an_event_fence_knows_whether_it_is_over() -> None:
         with pytest.raises(KvbenchError, match="cuEventRecord"):
             EventFence(device, stream)
     assert "events" not in fake.live()
+
+
+@pytest.mark.parametrize("fence", [None, "str", object()])
+def test_what_cannot_be_waited_for_is_no_fence(rig: Rig, fence: object) -> None:
+    place = rig.vmm.reserve(rig.grain)
+    with pytest.raises(UsageError, match="not a fence"):
+        rig.vmm.guard(place, fence)  # type: ignore[arg-type]
+    rig.vmm.free(place)
+
+
+class Broken(Noted):
+    def wait(self) -> None:
+        raise RuntimeError("lost work")
+
+
+def test_a_fence_that_fails_does_not_keep_the_rest(rig: Rig) -> None:
+    vmm, g = rig.vmm, rig.grain
+    guarded, others = vmm.reserve(g), [vmm.reserve(g) for _ in range(3)]
+    chunk, spare = vmm.create_many(g, 2)
+    vmm.map(guarded, 0, chunk)
+    vmm.map(others[-1], 0, spare)
+    vmm.guard(guarded, Broken())
+    with pytest.raises(KvbenchError, match=r"a fence failed.*RuntimeError: lost work"):
+        vmm.unmap(guarded, 0, g)
+    with pytest.raises(KvbenchError, match="a fence failed"):
+        vmm.destroy()
+    left = vmm.counters()
+    assert (left.reservations, left.chunks, left.mappings) == (1, 1, 1)
+    vmm.destroy()

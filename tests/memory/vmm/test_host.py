@@ -84,6 +84,29 @@ def test_the_limit_of_mappings_is_named_and_the_call_undone() -> None:
     assert limit // 4 < int(passes(body)) < limit
 
 
+def fill_mappings(limit: int, room: int) -> list[int]:
+    """Take mappings, most of them by a driver of its own, until the process has no more; return the last ``room`` or
+    so. Python keeps room for small objects, as it has no mappings left to make any itself."""
+    spare = [[k] for k in range(400_000)]
+    del spare[::2]
+    _kept.append(spare)
+    filler = HostVmm(limit * PAGE)
+    place = filler.reserve(2 * limit * PAGE)
+    scattered = filler.create_many(PAGE, (limit - _mappings(ROOT) - room) // 2)
+    filler.map_many(place, [2 * k * PAGE for k in range(len(scattered))], scattered)
+    _kept.append(filler)
+    held = [0] * (4 * room)
+    for k in range(len(held)):
+        try:
+            held[k] = libc.mmap(0, PAGE, k % 2, QUIET)
+        except OSError:
+            return held[:k]
+    raise AssertionError("the limit was not reached")
+
+
+_kept: list[object] = []  # by a child that ends without cleaning up
+
+
 def test_at_the_limit_of_mappings_a_range_that_cannot_be_cut_out_stays() -> None:
     """The middle of a mapping can only go while there is room for the second half."""
     limit = int(Path("/proc/sys/vm/max_map_count").read_text())
@@ -95,16 +118,7 @@ def test_at_the_limit_of_mappings_a_range_that_cannot_be_cut_out_stays() -> None
         place = vmm.reserve(64 * PAGE)
         vmm.map_many(place, [k * PAGE for k in range(64)], vmm.create_many(PAGE, 64))
         vmm.set_access(place, 0, 64 * PAGE)
-        filler = HostVmm(limit * PAGE)
-        room = filler.reserve(2 * limit * PAGE)
-        scattered = filler.create_many(PAGE, limit // 2 - 400)
-        filler.map_many(room, [2 * k * PAGE for k in range(len(scattered))], scattered)
-        held: list[int] = []
-        while True:
-            try:
-                held.append(libc.mmap(0, PAGE, len(held) % 2, QUIET))
-            except OSError:
-                break
+        held = fill_mappings(limit, 400)
         error = refused(
             lambda: vmm.unmap_many(place, [(k * PAGE, PAGE) for k in range(1, 63, 2)]), "unmap number .*max_map_count"
         )
@@ -118,6 +132,29 @@ def test_at_the_limit_of_mappings_a_range_that_cannot_be_cut_out_stays() -> None
         return "consistent"
 
     assert passes(body) == "consistent"
+
+
+def test_at_the_limit_of_mappings_everything_is_given_back_and_no_driver_can_be_had() -> None:
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if limit > 1 << 18:
+        pytest.skip(f"vm.max_map_count is {limit}: reaching it takes too long")
+
+    def body() -> str:
+        HostVmm(PAGE).close()
+        vmm = HostVmm(limit * PAGE)
+        count = limit // 2 - 2000
+        place = vmm.reserve(2 * count * PAGE)
+        vmm.map_many(place, [2 * k * PAGE for k in range(count)], vmm.create_many(PAGE, count))
+        held = fill_mappings(limit, 400)
+        refused(lambda: HostVmm(PAGE), "max_map_count|no room for a mapping")
+        found = vmm.destroy()
+        left = vmm.counters()
+        assert (left.reservations, left.chunks, left.mappings, left.fds, left.lost) == (0, 0, 0, 0, 0)
+        assert (found.reservations, found.chunks, found.mappings) == (1, count, count)
+        assert len(held) > 0
+        return "given back"
+
+    assert passes(body) == "given back"
 
 
 def test_a_limit_of_addresses_is_named() -> None:
@@ -164,6 +201,17 @@ def test_a_limit_of_file_sizes_is_named() -> None:
         assert vmm.counters().chunks == 8
         vmm.release_many(held)
         vmm.close()
+
+    passes(body)
+
+
+def test_a_limit_of_file_sizes_below_a_page_is_named() -> None:
+    def body() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        before = len(os.listdir("/proc/self/fd"))
+        refused(lambda: HostVmm(PAGE), "the memfd does not grow.*ulimit -f")
+        assert len(os.listdir("/proc/self/fd")) == before
 
     passes(body)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvbench.errors import UsageError
@@ -255,3 +258,31 @@ def test_threads_with_ranges_of_their_own_do_not_disturb_each_other(rig: Rig) ->
         thread.join()
     assert wrong == []
     assert alive(rig) == (1, 4, 0, 0)
+
+
+def test_what_is_no_size_offset_or_handle_is_refused_before_anything_changes(rig: Rig) -> None:
+    vmm, g = rig.vmm, rig.grain
+    place, chunks = vmm.reserve(4 * g), vmm.create_many(g, 2)
+    vmm.map(place, 0, chunks[0])
+    wrong: Any = vmm
+    before = alive(rig)
+    requests: list[Callable[[], object]] = [
+        lambda: wrong.reserve(float(g)), lambda: wrong.reserve("x"), lambda: wrong.create("x"),
+        lambda: wrong.create(float(g)), lambda: wrong.create_many(g, 1.0), lambda: vmm.map(place, 1 << 64, chunks[1]),
+        lambda: vmm.map(place, -(1 << 64), chunks[1]), lambda: vmm.map(place, (1 << 63) - g, chunks[1]),
+        lambda: wrong.map(place, float(g), chunks[1]), lambda: wrong.map(place, g, "x"),
+        lambda: wrong.map("x", g, chunks[1]), lambda: wrong.map_many(place, [g, 2.0 * g], [chunks[1]] * 2),
+        lambda: vmm.map_many(place, [g, 1 << 64], [chunks[1]] * 2),
+        lambda: vmm.map_many(place, [g, (1 << 63) - g], [chunks[1]] * 2),
+        lambda: wrong.map_many(place, [g, 2 * g], [chunks[1], None]), lambda: wrong.set_access_many(place, [(0,)]),
+        lambda: wrong.set_access_many(place, [(0, g), (0,)]), lambda: wrong.set_access_many(place, [0]),
+        lambda: wrong.set_access_many(place, [(0.0, g)]), lambda: wrong.unmap_many(place, [(0, g), (g, 1.0 * g)]),
+        lambda: vmm.unmap(place, 0, 1 << 64), lambda: wrong.unmap(place, 0, float(g)), lambda: wrong.release("x"),
+        lambda: wrong.free(None), lambda: wrong.mapped_count(7),
+    ]  # fmt: skip
+    for number, request in enumerate(requests):
+        with pytest.raises(UsageError):
+            request()
+        assert alive(rig) == before, number
+    vmm.map(place, np.int64(g), chunks[1])  # type: ignore[arg-type]
+    vmm.unmap_many(place, np.array([(0, g), (g, g)]))  # type: ignore[arg-type]

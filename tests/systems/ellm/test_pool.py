@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,15 @@ def test_a_slot_given_back_serves_the_next_without_a_call(rig: HostRig) -> None:
         for slot in slots:
             pool.close_kv(slot)
         mapped, made = pool.tally.mapped, len(rig.runner.made)
-        assert pool.open_kv(3 * CHUNK) is slots[2], "not the smallest slot that is large enough"
-        assert pool.open_kv(1) is slots[1]
+        again = [pool.open_kv(3 * CHUNK), pool.open_kv(1)]
+        assert again[0].number == slots[2].number, "not the smallest slot that is large enough"
+        assert again[1].number == slots[1].number
         assert (pool.tally.mapped, len(rig.runner.made)) == (mapped, made)
         grown = pool.open_kv(7 * CHUNK)
-        assert grown is slots[0], "not the one that maps most"
+        assert grown.number == slots[0].number, "not the one that maps most"
         assert pool.tally.mapped == mapped + 2
         assert pool.slack_bytes() == CHUNK  # one of the two chunks of slots[1]
-        for slot in slots:
+        for slot in (*again, grown):
             pool.close_kv(slot)
 
 
@@ -280,20 +282,92 @@ def test_misuse_is_refused(rig: HostRig) -> None:
         for nbytes in (0, 17 * CHUNK):
             with pytest.raises(UsageError, match="beyond the addresses"):
                 pool.grow(slot, nbytes) if nbytes else pool.open_kv(nbytes)
-        with pytest.raises(UsageError, match="double free"):
-            stranger.close_kv(slot)
-        with pytest.raises(UsageError, match="double free"):
-            stranger.close_act(act)
+        foreigners: tuple[Callable[[], object], ...] = (
+            lambda: stranger.close_kv(slot), lambda: stranger.close_act(act), lambda: stranger.grow(slot, CHUNK),
+            lambda: stranger.chunks_of(act), lambda: stranger.premap([(slot, CHUNK)]),
+        )  # fmt: skip
+        for foreign in foreigners:
+            with pytest.raises(UsageError, match="a slot of another pool"):
+                foreign()
+        as_kv: Any = act
+        as_act: Any = slot
+        no_fence: Any = "x"
+        mixtures: tuple[Callable[[], object], ...] = (
+            lambda: pool.close_kv(as_kv), lambda: pool.close_act(as_act), lambda: pool.grow(as_kv, CHUNK),
+            lambda: pool.grant(grows=[(as_kv, CHUNK)]), lambda: pool.chunks_of(no_fence),
+        )  # fmt: skip
+        for mixed in mixtures:
+            with pytest.raises(UsageError, match="the wrong kind of slot"):
+                mixed()
+        unguarded: tuple[Callable[[], object], ...] = (
+            lambda: pool.close_kv(slot, no_fence), lambda: pool.close_act(act, no_fence),
+        )  # fmt: skip
+        for close in unguarded:
+            with pytest.raises(UsageError, match="not a fence"):
+                close()
+        pool.check()
         pool.close_kv(slot)
         pool.close_act(act)
-        for again in (lambda: pool.close_kv(slot), lambda: pool.close_act(act), lambda: pool.grow(slot, CHUNK)):
+        doubles: tuple[Callable[[], object], ...] = (lambda: pool.close_kv(slot), lambda: pool.close_act(act))
+        for again in doubles:
             with pytest.raises(UsageError, match="double free"):
                 again()
+        late_ones: tuple[Callable[[], object], ...] = (
+            lambda: pool.grow(slot, CHUNK), lambda: slot.address, lambda: pool.address(slot),
+            lambda: pool.address(act), lambda: pool.chunks_of(slot), lambda: pool.chunks_of(act),
+        )  # fmt: skip
+        for late in late_ones:
+            with pytest.raises(UsageError, match="used after it was closed"):
+                late()
         with pytest.raises(PoolExhausted, match="cannot spare"):
             pool.inflate(9)
         pool.close()
         with pytest.raises(UsageError, match="the pool is closed"):
             pool.open_kv(CHUNK)
+
+
+def test_a_slot_closed_before_its_addresses_serve_another_request_stays_closed(rig: HostRig) -> None:
+    with pool_of(rig) as pool:
+        first = pool.open_kv(2 * CHUNK)
+        at = first.address
+        pool.close_kv(first)
+        second = pool.open_kv(2 * CHUNK)
+        assert second.address == at
+        with pytest.raises(UsageError, match="double free"):
+            pool.close_kv(first)
+        with pytest.raises(UsageError, match="used after it was closed"):
+            pool.grow(first, 3 * CHUNK)
+        assert len(pool.chunks_of(second)) == 2
+        pool.check()
+        pool.close_kv(second)
+
+
+def test_sizes_that_are_no_whole_numbers_change_nothing(rig: HostRig) -> None:
+    with pool_of(rig) as pool:
+        pool.close_act(pool.open_act(2 * CHUNK))
+        slot = pool.open_kv(CHUNK)
+        before = [pool.counts(owner) for owner in Owner]
+        half: Any = 1.5 * CHUNK
+        asked: tuple[Callable[[], object], ...] = (
+            lambda: pool.open_act(half), lambda: pool.open_kv(half), lambda: pool.grow(slot, half),
+            lambda: pool.grant(act=half), lambda: pool.grant(opens=[CHUNK], act=half), lambda: pool.inflate(half),
+            lambda: pool.premap([(slot, half)]),
+        )  # fmt: skip
+        for ask in asked:
+            with pytest.raises(UsageError, match="not a whole number"):
+                ask()
+        assert [pool.counts(owner) for owner in Owner] == before
+        pool.check()
+        pool.close_kv(slot)
+
+
+@pytest.mark.parametrize("name", ["act_bytes", "context_bytes", "kv_chunks"])
+def test_sizes_beyond_any_address_space_are_named_before_memory_is_touched(rig: HostRig, name: str) -> None:
+    for value in (1 << 60, 1 << 70):
+        sizes = {field: getattr(SIZES, field) for field in Sizes.__slots__} | {name: value}
+        with pytest.raises(UsageError, match="beyond the address space"):
+            ElasticPool(rig.vmm, Sizes(**sizes))
+    assert rig.vmm.counters().chunks == 0
 
 
 def test_every_kv_slot_in_use(rig: HostRig) -> None:
