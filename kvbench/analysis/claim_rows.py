@@ -24,7 +24,12 @@ from kvbench.units import counted
 
 Key = tuple[str, str]  # case digest, metric
 # Such a row is not what its case says: partly answered by a cache, beyond its ceiling, counted by nobody.
-BAD_FLAGS = frozenset({"in_llc", "above_ceiling", "copy_not_covering", "not_in_flight", "link_unmeasured"})
+BAD_FLAGS = frozenset(
+    {
+        "in_llc", "above_ceiling", "copy_not_covering", "not_in_flight", "link_unmeasured", "file_in_memory",
+        "cache_not_dropped", "cache_unknown", "link_below_unique",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,7 +367,10 @@ def _outputs(verdict: Path | None, junit: Path | None, summary: Path | None) -> 
     for name, path in places.items():
         if twin := next((other for other in places if other < name and places[other] == path), None):
             raise UsageError("one file for two outputs", where=f"--{twin} and --{name}", got=str(path))
+    from kvbench.store.opened import refuse_database
+
     for name, path in found.items():
+        refuse_database(path, "a file of its own for the gate")
         try:
             with path.open("a"):
                 pass
