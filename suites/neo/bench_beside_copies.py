@@ -53,7 +53,7 @@ def exists(axes: Mapping[str, Value]) -> bool:
     version=1, metric="bandwidth", unit="B/s", better="higher", where=exists, limit=120.0,
     extra_metrics=["copy_bandwidth", "slowdown"], seconds={"smoke": 1.2, "quick": 3.0, "full": 40.0},
     copies=axis.choice("host_stand_in", "h2d_d2h"),
-    rate=axis.integer(smoke=["0", "2"], quick=["0", "2", "8"], full=["0", "1", "2", "4", "8", "16"], low=0, high=1000),
+    rate=axis.integer(smoke=["0", "2"], quick=["0", "2"], full=["0", "1", "2", "4", "8", "16"], low=0, high=1000),
     group=axis.integer(smoke=["4"], quick=["4"], full=["1", "4", "8"], low=1, high=16),
     threads=axis.threads(smoke=["1"], quick=["1"], full=["1", "2", "4", "8"]),
 )  # fmt: skip

@@ -18,7 +18,7 @@ TORCH = ("torch_sdpa", "torch_view", "torch_matmul")
     ),
     device=axis.choice("cpu", "gpu"),
     impl=axis.choice(
-        "kvbench", "numpy", *TORCH, smoke=["kvbench", "torch_matmul"], quick=["kvbench", *TORCH],
+        "kvbench", "numpy", *TORCH, smoke=["kvbench", "torch_matmul"], quick=["kvbench", "torch_view", "torch_matmul"],
     ),
     dtype=axis.choice("fp32", "fp16", "bf16", smoke=["bf16"], quick=["bf16"]),
     group=axis.integer(smoke=["4"], quick=["4"], full=["1", "4", "8"], low=1, high=16),

@@ -29,7 +29,7 @@ def exists(axes: Mapping[str, Value]) -> bool:
     extra_metrics=["attention_bandwidth", "read_bandwidth", "balance", "gemm_ratio", "bandwidth_ratio"],
     seconds={"smoke": 3.0, "quick": 6.0, "full": 50.0},
     device=axis.choice("cpu", "gpu"),
-    dtype=axis.choice("fp32", "bf16", smoke=["bf16"], quick=["fp32", "bf16"]),
+    dtype=axis.choice("fp32", "bf16", smoke=["bf16"], quick=["bf16"]),
     model=axis.choice("llama-3-8b", "opt-13b", "qwen2.5-14b", smoke=["llama-3-8b"], quick=["llama-3-8b"]),
     tokens=axis.integer(smoke=["64"], quick=["64"], full=["1", "16", "64", "512", "4096"], low=1, high=1 << 17),
     threads=axis.threads(smoke=["all"], quick=["all"], full=["1", "all"]),

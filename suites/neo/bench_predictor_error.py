@@ -16,7 +16,7 @@ ROUNDS = 3  # of each corner of the table
     extra_metrics=["predicted_time", "predictor_error", "skew_error"],
     seconds={"smoke": 0.9, "quick": 2.5, "full": 20.0},
     split=axis.choice("pages", "sequences"),
-    skew=axis.choice("equal", "tail", "one_long", smoke=["one_long"]),
+    skew=axis.choice("equal", "tail", "one_long", smoke=["one_long"], quick=["equal", "one_long"]),
     requests=axis.integer(smoke=["16"], quick=["16"], full=["4", "16", "64"], high=4096),
     tokens=axis.integer(smoke=["16384"], quick=["16384"], full=["16384", "65536"], low=64, high=1 << 22),
     model=axis.choice("llama-3-8b", "qwen2.5-14b", "opt-13b", smoke=["llama-3-8b"], quick=["llama-3-8b"]),
