@@ -6,19 +6,19 @@ another version in another environment. This process only judges (design 11).
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvbench.analysis.compare import CLEAN, Loaded, Side, by_events, compare, window
-from kvbench.analysis.effect import LEAST_RUNS, MARGIN, margin
+from kvbench import children
+from kvbench.analysis.compare import CLEAN, Loaded, Side, compare, margin_of
+from kvbench.analysis.effect import LEAST_RUNS
 from kvbench.analysis.gate import RUNS, Rule, halves, judge, look
 from kvbench.analysis.gated import Gated, GateResult, Key, Word
 from kvbench.errors import EXIT_OK, KvbenchError, NoData, UsageError, printable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kvbench.store.decisions import Calibration
 
 Tell = Callable[[str], None]
-Lookup = Callable[[str, Mapping[Key, "Result"]], Mapping[Key, "Calibration"]]  # hardware class, cases -> their noise
 _EXITS_WITH_ROWS = (EXIT_OK, 3)  # 3: some case failed, which is a finding here and not an end
 
 
@@ -51,12 +50,6 @@ class Asked:
     def narrowed(self, benches: Sequence[str]) -> Asked:
         """Return the same with only ``benches`` (suite/bench)."""
         return replace(self, select=tuple(benches))
-
-
-def _tied() -> None:
-    """In the child: a gate that is killed takes its measurement with it (SIGTERM lets that store what it has)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 class Fresh:
@@ -93,7 +86,7 @@ class Fresh:
                 expected="a Python 3.11 or newer in whose environment kvbench is installed",
             )  # fmt: skip
         where = found.stdout.strip()
-        if not Path(where).is_dir() or not where:
+        if not where or not Path(where).is_dir():
             raise UsageError(
                 "this is no Python with kvbench", where="--baseline-python", got=f"{self.python}: {printable(where)!r}",
                 expected="a Python 3.11 or newer in whose environment kvbench is installed",
@@ -111,7 +104,8 @@ class Fresh:
         words += ["--bundle", str(bundle), *([] if self._store else ["--no-db"])]
         child = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=self._env, errors="replace",
-            preexec_fn=_tied,
+            # a gate that is killed takes its measurement with it; SIGTERM lets that store what it has
+            preexec_fn=partial(children.signal_with_parent, signal.SIGTERM),
         )  # fmt: skip
         last = ""
         assert child.stderr is not None
@@ -155,24 +149,22 @@ def against_stored(
     return _result(Side("baseline", tuple(first)), candidate, one, again, keys, calibrations, why)
 
 
-def interleaved(base: Fresh, fresh: Fresh, asked: Asked, calibrations: Lookup, tell: Tell) -> GateResult:
-    """Gate ``fresh`` against ``base``, both measured now in turns A B B A; ``calibrations`` is asked once.
-
-    Raises NoData when no case is on both.
-    """
+def interleaved(
+    base: Fresh, fresh: Fresh, asked: Asked, calibrations: Mapping[Key, Calibration], tell: Tell
+) -> GateResult:
+    """Gate ``fresh`` against ``base``, both measured now in turns A B B A. Raises NoData when no case is on both."""
     a, b = _turns(base, fresh, asked, tell)
-    keys = _valued(a)
+    keys = valued(a)
     if not keys.keys() & primaries(b).keys():
         raise NoData("no case has a value on both sides", where="kvbench gate", mend="see what `kvbench run` says")
-    known = calibrations(b[0].info.hw_class, keys)
     one = _look(a, b, keys)
-    wanted = _doubtful(one, keys, known)
+    wanted = _doubtful(one, keys, calibrations)
     again: Mapping[Key, _Values] = {}
     if wanted:
         benches = _benches(wanted, keys)
         tell(f"gate: {len(wanted)} cases look slower, looking again at {' '.join(benches)}")
         again = _look(*_turns(base, fresh, asked.narrowed(benches), tell), {key: keys[key] for key in wanted})
-    return _result(Side("baseline", tuple(a)), Side("candidate", tuple(b)), one, again, keys, known, "")
+    return _result(Side("baseline", tuple(a)), Side("candidate", tuple(b)), one, again, keys, calibrations, "")
 
 
 def decided(found: GateResult, calibration: Mapping[str, object] | None) -> GateResult:
@@ -228,7 +220,7 @@ def has_value(row: Result) -> bool:
     return row.status in CLEAN and row.value is not None and row.value > 0.0
 
 
-def _valued(runs: Sequence[Loaded]) -> dict[Key, Result]:
+def valued(runs: Sequence[Loaded]) -> dict[Key, Result]:
     """Return the cases of the baseline at least one run has a value for; one the candidate lacks is not known."""
     return {key: rows[0] for key, rows in primaries(runs).items() if any(row.value is not None for row in rows)}
 
@@ -246,9 +238,8 @@ def _look(a: Sequence[Loaded], b: Sequence[Loaded], keys: Mapping[Key, Result]) 
 
 def _rule(key: Key, values: _Values, calibrations: Mapping[Key, Calibration]) -> Rule:
     rows = [row for row in (values.row_a, values.row_b) if row is not None]
-    least = max((margin(window(row), events=by_events(row)) for row in rows), default=MARGIN)
     known = calibrations.get(key)
-    return Rule(least, None if known is None else known.run_sd)
+    return Rule(margin_of(rows), None if known is None else known.run_sd)
 
 
 def _doubtful(looked: Mapping[Key, _Values], keys: Mapping[Key, Result], known: Mapping[Key, Calibration]) -> list[Key]:

@@ -208,6 +208,11 @@ def new_runs(
     return runs
 
 
+def here() -> RunInfo:
+    """Return a record of a run of nothing: this machine, its environment and this process."""
+    return new_runs(Plan((), "smoke", 0.0, 0), 1, None)[0]
+
+
 def now() -> str:
     """Return the time as UTC ISO 8601 with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
-from kvbench import canary
+from kvbench import canary, children
 from kvbench.context import Context
 from kvbench.contract.bench import Bench
 from kvbench.contract.discover import Suites, load_suites
@@ -26,16 +26,14 @@ from kvbench.errors import KvbenchError, Unavailable, UsageError, VerifyError, p
 from kvbench.measure import Measure, SkipCase
 from kvbench.store.wire import check_case
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int) -> None:
     """Ask the kernel for SIGKILL when ``parent`` ends; exits at once if it already did. Linux only, else stdin EOF."""
     if sys.platform == "linux":
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        children.signal_with_parent(signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 

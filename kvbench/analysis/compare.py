@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal, Protocol
 
-from kvbench.analysis.effect import LEAST_RUNS, Effect, Verdict, effect, margin, verdict
+from kvbench.analysis.effect import LEAST_RUNS, MARGIN, Effect, Verdict, effect, margin, verdict
 from kvbench.contract.result import Better, Result, RunInfo, Scalar
 
 Comparable = Literal["comparable", "normalised", "incomparable"]
@@ -241,7 +241,7 @@ def _row(index: int, a: Sequence[Result], b: Sequence[Result], same_hardware: bo
     if found is None:
         return _made(index, a, b, "INCONCLUSIVE", comparable, differs, f"{normalised}; no common ceiling to hold it to")
     least = min(found.runs_a, found.runs_b)
-    word = verdict(found, _margin(clean_a, clean_b))
+    word = verdict(found, margin_of((*clean_a, *clean_b)))
     if normalised:
         reasons.append(normalised)
     if least < LEAST_RUNS:
@@ -317,8 +317,9 @@ def _ceiling(rows: Sequence[Result]) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _margin(a: Sequence[Result], b: Sequence[Result]) -> float:
-    return max(margin(window(row), events=by_events(row)) for row in (*a, *b))
+def margin_of(rows: Iterable[Result]) -> float:
+    """Return the fraction of time that is nothing for ``rows``: that of the shortest timed window among them."""
+    return max((margin(window(row), events=by_events(row)) for row in rows), default=MARGIN)
 
 
 def window(row: Result) -> float | None:
@@ -348,7 +349,7 @@ def _made(
         better=one.better, a=centres[0], b=centres[1], runs_a=len(a), runs_b=len(b),
         fraction_a=shares[0], fraction_b=shares[1], ceiling=_ceiling(_valued(a)) if _valued(a) else None,
         compares="fraction" if fraction else "value", ratio=found.ratio if found else None,
-        low=found.low if found else None, high=found.high if found else None, margin=_margin(a, b), verdict=word,
+        low=found.low if found else None, high=found.high if found else None, margin=margin_of((*a, *b)), verdict=word,
         comparable=comparable, differs=differs, reason=reason,
     )  # fmt: skip
 

@@ -67,8 +67,7 @@ def calibrate(
 def _noise(runs: Sequence[Any]) -> tuple[Noise, Missed, Replay]:
     """Return the calibrations with a row of each, the cases too few runs are clean of, and the gate's replay."""
     from kvbench.analysis.calibration import LEAST_RUNS, replay, run_sd
-    from kvbench.analysis.compare import by_events, window
-    from kvbench.analysis.effect import margin
+    from kvbench.analysis.compare import margin_of
     from kvbench.analysis.gate import Rule
     from kvbench.gating import has_value, primaries
     from kvbench.store import Calibration
@@ -85,7 +84,7 @@ def _noise(runs: Sequence[Any]) -> tuple[Noise, Missed, Replay]:
                 bad.append((rows[0], len(clean)))
             continue
         deviation = run_sd(clean)
-        rule = Rule(max(margin(window(row), events=by_events(row)) for row in rows), deviation)
+        rule = Rule(margin_of(rows), deviation)
         medians.append(clean)
         rules.append(rule)
         found.append((

@@ -94,14 +94,17 @@ def verdicts_document(found: Comparison, curves: Sequence[tuple[int, Sequence[Sh
     by_side = dict(curves)
     return {
         "schema": VERDICTS_SCHEMA, "command": "compare", "verdict": found.verdict, "exit_code": code,
-        "sides": [
-            {
-                "name": each.name, "runs": [run.info.uuid for run in each.runs], "hw_class": each.hw_class,
-                "env": each.env, "labels": sorted({run.info.label for run in each.runs if run.info.label}),
-            } for each in found.sides
-        ],
+        "sides": [side_document(each) for each in found.sides],
         "rows": [row_document(row) for row in found.rows],
         "against": [_against(other, by_side.get(other.index, ())) for other in found.against],
+    }  # fmt: skip
+
+
+def side_document(found: Side) -> dict[str, Any]:
+    """Return a side of ``kvbench.verdicts/1``."""
+    return {
+        "name": found.name, "runs": [run.info.uuid for run in found.runs], "hw_class": found.hw_class,
+        "env": found.env, "labels": sorted({run.info.label for run in found.runs if run.info.label}),
     }  # fmt: skip
 
 

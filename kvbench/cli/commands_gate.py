@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench.cli.commands_decide import VERDICTS_SCHEMA, side
+from kvbench.cli.commands_decide import VERDICTS_SCHEMA, side, side_document
 from kvbench.cli.commands_run import parse_overrides
 from kvbench.cli.options import Db, Json, Selects
 from kvbench.cli.output import emit, emit_json, say
@@ -32,7 +32,7 @@ from kvbench.errors import (
 
 if TYPE_CHECKING:
     from kvbench.analysis.gated import Gated, GateResult, Key
-    from kvbench.contract.result import Result
+    from kvbench.contract.result import RunInfo
     from kvbench.gating import Fresh
     from kvbench.store.decisions import Calibration
 
@@ -81,8 +81,8 @@ def gate(
 ) -> None:
     """Measure this code and say whether it is slower than a baseline: 0 pass, 1 regression, 4 cannot know.
 
-    What the first five runs a side flag is looked at again by five fresh runs a side; only what both find is a
-    regression. Exit code 2: the command or baseline cannot be used, 3: nothing matched.
+    What looks slower in the first five runs a side is looked at again by five fresh runs a side; only what both show is
+    a regression. Exit code 2: the command or baseline cannot be used, 3: nothing matched.
     """
     if (baseline is None) == (baseline_python is None):
         raise UsageError("one baseline is needed", where="kvbench gate", expected="--baseline or --baseline-python")
@@ -122,11 +122,11 @@ def _stored(
     from kvbench import runner
     from kvbench.analysis.compare import Side
     from kvbench.analysis.gate import RUNS
-    from kvbench.gating import Fresh, against_stored, primaries
+    from kvbench.gating import Fresh, against_stored, valued
 
     found = side(baseline, db)
     kept = Side(found.name, tuple(run for run in found.runs if not run.info.resumed))
-    here = runner.new_runs(runner.Plan((), "smoke", 0.0, 0), 1, None)[0]
+    here = runner.here()
     if found.hw_class != here.hw_class:
         raise UsageError(
             "the baseline is of other hardware", where=f"--baseline {baseline}", got=found.hw_class,
@@ -146,10 +146,8 @@ def _stored(
         )  # fmt: skip
     asked = replace(asked, profile=profiles[0])
     planned = planned_digests(asked)
-    valued = {
-        key: rows[0] for key, rows in primaries(kept.runs).items() if any(row.value is not None for row in rows)
-    }  # fmt: skip
-    keys = {key: row for key, row in valued.items() if key[0] in planned}
+    has = valued(kept.runs)
+    keys = {key: row for key, row in has.items() if key[0] in planned}
     if not keys:
         raise NoData(
             "the baseline has a value for none of the selected cases", where=f"--baseline {baseline}",
@@ -158,15 +156,16 @@ def _stored(
     if not asked.axes:  # a case that was removed, renamed or given a new version is not known, and never a pass
         words = asked.select
         keys |= {
-            key: row for key, row in valued.items()
+            key: row for key, row in has.items()
             if not words or row.suite in words or f"{row.suite}/{row.bench}" in words
         }  # fmt: skip
     if not asked.select:  # what the baseline does not have need not be measured
         asked = asked.narrowed(sorted({f"{row.suite}/{row.bench}" for key, row in keys.items() if key[0] in planned}))
-    known, calibration = _calibrations(here.hw_class, here.env, keys, bare, db)
+    known, left_out = _calibrations(here, bare, db)
     with bundle_folder(bundles) as folder:
         fresh = Fresh(sys.executable, "candidate", folder, say, store=not no_db, db=db)
-        return against_stored(kept, fresh, asked, keys, known, say), calibration
+        gated = against_stored(kept, fresh, asked, keys, known, say)
+    return gated, None if bare else _calibration(known, left_out, gated)
 
 
 def _interleaved(
@@ -176,19 +175,13 @@ def _interleaved(
     from kvbench.gating import Fresh, interleaved
 
     planned_digests(asked)
-    here = runner.new_runs(runner.Plan((), "smoke", 0.0, 0), 1, None)[0]
-    notes: list[dict[str, Any] | None] = [None]
-
-    def known(hw_class: str, keys: Mapping[Key, Result]) -> Mapping[Key, Calibration]:
-        found, notes[0] = _calibrations(hw_class, here.env, keys, bare, db)
-        return found
-
     with bundle_folder(bundles) as folder:
         base = Fresh(python, "baseline", folder, say)
         fresh = Fresh(sys.executable, "candidate", folder, say, store=not no_db, db=db)
         _check_other(base, fresh, python)
-        known(here.hw_class, {})  # said before anything is measured
-        return interleaved(base, fresh, asked, known, say), notes[0]
+        known, left_out = _calibrations(runner.here(), bare, db)
+        gated = interleaved(base, fresh, asked, known, say)
+    return gated, None if bare else _calibration(known, left_out, gated)
 
 
 def _check_other(base: Fresh, fresh: Fresh, python: str) -> None:
@@ -199,28 +192,35 @@ def _check_other(base: Fresh, fresh: Fresh, python: str) -> None:
         )  # fmt: skip
 
 
-def _calibrations(
-    hw_class: str, env: Mapping[str, Any], keys: Mapping[Key, Result], bare: bool, db: str | None
-) -> tuple[Mapping[Key, Calibration], dict[str, Any] | None]:
-    """Return the usable calibrations, and what the verdict says about them."""
+def _calibrations(here: RunInfo, bare: bool, db: str | None) -> tuple[Mapping[Key, Calibration], str]:
+    """Return the calibrations that hold here, and why others do not; says before anything is measured if none does."""
     from kvbench.analysis.calibration import usable
 
     if bare:
-        return {}, None
+        return {}, ""
     try:
         with reading(db) as store:
-            kept, left_out = usable(store.calibrations(hw_class), env)
+            kept, left_out = usable(store.calibrations(here.hw_class), here.env)
     except KvbenchError as error:
         kept, left_out = {}, str(error)
-    missing = [key for key in keys if key not in kept]
-    reason = ""
     if not kept:
-        reason = f"no usable calibration ({left_out})" if left_out else "this hardware was never calibrated"
-        say(f"kvbench: {printable(reason, 400)}: report only, exit code 4; kvbench calibrate, or --no-calibration")
-    elif missing:
-        reason = f"{len(missing)} of {len(keys)} cases have no calibration"
-    newest = max((each.created_at for each in kept.values()), default=None)
-    return kept, {"created_at": newest, "cases": len([key for key in keys if key in kept]), "reason": reason}
+        text = printable(_uncalibrated(left_out), 400)
+        say(f"kvbench: {text}: report only, exit code 4; kvbench calibrate, or --no-calibration")
+    return kept, left_out
+
+
+def _uncalibrated(left_out: str) -> str:
+    return f"no usable calibration ({left_out})" if left_out else "this hardware was never calibrated"
+
+
+def _calibration(known: Mapping[Key, Calibration], left_out: str, found: GateResult) -> dict[str, Any]:
+    """Return what the verdict says about the calibration of its cases."""
+    missing = sum(case.key not in known for case in found.cases)
+    reason = f"{missing} of {len(found.cases)} cases have no calibration" if missing else ""
+    if not known:
+        reason = _uncalibrated(left_out)
+    newest = max((each.created_at for each in known.values()), default=None)
+    return {"created_at": newest, "cases": len(found.cases) - missing, "reason": reason}
 
 
 def _report(
@@ -261,12 +261,7 @@ def gate_document(found: GateResult, calibration: Mapping[str, Any] | None) -> d
     return {
         "schema": VERDICTS_SCHEMA, "command": "gate", "verdict": found.word, "exit_code": EXITS[found.word],
         "reason": found.reason, "calibration": None if calibration is None else dict(calibration),
-        "sides": [
-            {
-                "name": each.name, "runs": [run.info.uuid for run in each.runs], "hw_class": each.hw_class,
-                "env": each.env, "labels": sorted({run.info.label for run in each.runs if run.info.label}),
-            } for each in found.sides
-        ],
+        "sides": [side_document(each) for each in found.sides],
         "rows": [_gate_row(case) for case in ordered(found.cases)], "against": [],
     }  # fmt: skip
 
@@ -303,18 +298,13 @@ def _told(outputs: Mapping[str, Path]) -> Iterator[None]:
 
 
 def _no_verdict(outputs: Mapping[str, Path], reason: str, code: int) -> None:
-    from xml.sax.saxutils import quoteattr
+    from kvbench.report.gate_text import junit_error
 
     document = {
         "schema": VERDICTS_SCHEMA, "command": "gate", "verdict": "NO_DATA", "exit_code": code,
         "reason": printable(reason, 2_000), "calibration": None, "sides": [], "rows": [], "against": [],
     }  # fmt: skip
-    suite = (
-        '<?xml version="1.0" encoding="utf-8"?>\n<testsuite name="kvbench gate" tests="1" errors="1" failures="0">'
-        f'<testcase classname="kvbench" name="gate"><error message={quoteattr(printable(reason, 2_000))}/></testcase>'
-        "</testsuite>\n"
-    )
-    for name, text in (("verdict", _json_text(document)), ("junit", suite)):
+    for name, text in (("verdict", _json_text(document)), ("junit", junit_error(reason))):
         if name in outputs:
             with contextlib.suppress(OSError):
                 outputs[name].write_text(text, encoding="utf-8")

@@ -223,7 +223,7 @@ def _resumed(store: Store, selector: str, suites: Suites) -> tuple[list[RunInfo]
     if len(found) != 1:
         raise UsageError("several runs match", where="--resume", got=selector, expected="one run UUID or its prefix")
     old = found[0]
-    here = runner.new_runs(runner.Plan((), "smoke", 0.0, 0), 1, None)[0]
+    here = runner.here()
     runner.resume_plan(old, store.effective_status(old), suites, here)
     done: dict[str, list[Result]] = {}
     for row in store.results(old.uuid):

@@ -79,6 +79,18 @@ def junit(found: GateResult) -> str:
             ElementTree.SubElement(element, "skipped", message=_xml(case.reason))
     head = ElementTree.SubElement(suite, "system-out")
     head.text = _xml(f"{found.word}: {found.reason}")
+    return _document(suite)
+
+
+def junit_error(reason: str) -> str:
+    """Return the JUnit document of a gate without a verdict: one error."""
+    suite = ElementTree.Element("testsuite", name="kvbench gate", tests="1", failures="0", skipped="0", errors="1")
+    element = ElementTree.SubElement(suite, "testcase", classname="kvbench", name="gate")
+    ElementTree.SubElement(element, "error", message=_xml(reason))
+    return _document(suite)
+
+
+def _document(suite: ElementTree.Element) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
