@@ -64,6 +64,7 @@ class DecodeWork:
         self.attention = DecodeAttention(shape, team, isa=isa, split=split)
         self.kernel = self.attention.kernel
         self.blocks = int(pages_of(np.asarray(lengths, np.int64), shape.page_tokens).sum())
+        self.layers = layers
         self.nbytes = nbytes_for(shape, lengths, layers)
         fill_numbers(bytes_at(address, self.nbytes), shape.dtype, seed)
         batch, rng = len(lengths), np.random.default_rng(seed)

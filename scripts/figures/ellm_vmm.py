@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +31,7 @@ from kvbench.memory.vmm.remap import Chunks
 from kvbench.memory.vmm.touch import HostTouch
 from kvbench.units import compact_bytes, format_value
 
-from .ratios import Found, Timed, compare
+from .ratios import Found, Timed, compare, compiled
 from .record import Figure, Scalar, judge
 
 GROUP = "ellm-vmm"
@@ -60,17 +58,7 @@ def figures(pairs: int = PAIRS) -> Iterator[Figure]:
 
 def build(folder: Path) -> ctypes.CDLL:
     """Compile the C beside this file and load it."""
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
-    if compiler is None:
-        raise KvbenchError(
-            "no C compiler, nothing to compare with", where="crosscheck", got="neither cc nor gcc",
-            mend="install gcc, or set CC",
-        )  # fmt: skip
-    library = folder / "ellm_vmm.so"
-    made = subprocess.run([compiler, *FLAGS, "-o", str(library), str(SOURCE)], capture_output=True, text=True)
-    if made.returncode:
-        raise KvbenchError("the C did not compile", where=compiler, got=(made.stderr.splitlines() or ["no message"])[0])
-    return ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(compiled(folder, SOURCE, FLAGS)))
 
 
 def entry(library: ctypes.CDLL, name: str, arguments: int) -> Callable[..., None]:

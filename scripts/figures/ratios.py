@@ -82,20 +82,26 @@ def figures(groups: Sequence[str], options: Options) -> Iterator[Figure]:
 
 
 def build(folder: Path) -> ctypes.CDLL:
-    """Compile the C beside this script, make sure its copy loop is one, and load it."""
+    """Compile scripts/crosscheck.c, make sure its copy loop is one, and load it."""
+    library = compiled(folder, ROOT / "scripts" / "crosscheck.c", FLAGS)
+    assert_copy_is_a_loop(library)
+    return ctypes.CDLL(str(library))
+
+
+def compiled(folder: Path, source: Path, flags: Sequence[str]) -> Path:
+    """Return the shared library made of ``source`` in ``folder``. Raises KvbenchError without a compiler or with one
+    that refuses it."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise KvbenchError(
             "no C compiler, nothing to compare with", where="crosscheck", got="neither cc nor gcc",
             mend="install gcc, or set CC",
         )  # fmt: skip
-    library = folder / "crosscheck.so"
-    command = [compiler, *FLAGS, "-o", str(library), str(ROOT / "scripts" / "crosscheck.c")]
-    made = subprocess.run(command, capture_output=True, text=True)
+    library = folder / f"{source.stem}.so"
+    made = subprocess.run([compiler, *flags, "-o", str(library), str(source)], capture_output=True, text=True)
     if made.returncode:
         raise KvbenchError("the C did not compile", where=compiler, got=(made.stderr.splitlines() or ["no message"])[0])
-    assert_copy_is_a_loop(library)
-    return ctypes.CDLL(str(library))
+    return library
 
 
 def assert_copy_is_a_loop(library: Path | None = None) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from kvbench import Case, Measure, axis, bench
 from kvbench.contract.axis import Value
+from kvbench.systems.strata.pairs import MODELS
 
-MODELS = ["Llama-3.1-8B", "Llama-3-70B", "Qwen2.5-14B", "Mistral-24B", "Llama-2-7B", "DeepSeek-V3"]
 ROUNDS = 2  # of each way to copy, before the fastest is measured
 LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
 

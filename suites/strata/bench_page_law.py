@@ -7,45 +7,27 @@ from typing import TYPE_CHECKING
 
 from kvbench import Case, Measure, axis, bench
 from kvbench.contract.axis import Value
+from kvbench.systems.strata import pairs
+from kvbench.systems.strata.pairs import BY_PAIR, MODELS, exists
 
 if TYPE_CHECKING:
     from kvbench.analysis.page_law import PageLaw
     from kvbench.contract.result import Result, Status
 
-MODELS = ["Llama-3.1-8B", "Llama-3-70B", "Qwen2.5-14B", "Mistral-24B", "Llama-2-7B", "DeepSeek-V3"]
 SWEEPS = {"coarse": (1, 4, 16, 64, 512), "fine": tuple(1 << k for k in range(10))}
-BY_PAIR = {
-    "dram:dram": ("cpu", "staged"),
-    "dram@0:dram@1": ("cpu", "staged"),
-    "dram:file": ("cpu", "batch", "staged", "direct"),
-    "hbm:pinned": ("ce", "batch", "sm", "staged", "torch"),
-}
 ROUNDS = {"smoke": 5, "quick": 9, "full": 51}  # passes of each page size, taken in turns
 RETAKES = 3  # of a disturbed pass: then it counts
 Submit = Callable[[int], float | None]
 
 
-def exists(axes: Mapping[str, Value]) -> bool:
-    """Return whether the pair has the transport; threads of the host matter only where they move the bytes."""
-    return axes["transport"] in BY_PAIR[str(axes["pair"])] and (
-        axes["pair"] != "hbm:pinned" or axes["threads"] == "all"
-    )
-
-
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
     """Return the bytes of the scratch file a case writes."""
-    from kvbench.systems.strata.transfer import SPREAD
-    from kvbench.transport.host_file import FileEnd
-
-    moved = largest_pass(axes) if axes["pair"] == "dram:file" else 0
-    return FileEnd.needs(SPREAD * moved) if moved else 0
+    return pairs.scratch_bytes(str(axes["pair"]), largest_pass(axes))
 
 
 def setup_seconds(axes: Mapping[str, Value]) -> float:
     """Return what making and checking large pools takes beyond the ``seconds`` of the bench."""
-    from kvbench.systems.strata.transfer import setup_seconds
-
-    return setup_seconds(largest_pass(axes))
+    return pairs.setup_seconds(largest_pass(axes))
 
 
 def largest_pass(axes: Mapping[str, Value]) -> int:

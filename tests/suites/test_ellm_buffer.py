@@ -16,14 +16,8 @@ from kvbench.systems.ellm import movers
 from kvbench.systems.ellm.buffer import Copy, Ticket
 from kvbench.worker import measure_case
 from tests.needs import missing_gpu, missing_module, require
-from tests.suites.gpu_rig import short_context
 
 USABLE = HAS_VALUE - {"invalid"}
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvbench.context import Context
 from kvbench.errors import UsageError
 from kvbench.transport import gpu_graph
-from tests.suites.gpu_rig import Rig, good, refused, rig, short_context
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
-    with rig(monkeypatch, context) as made:
-        yield made
+from tests.suites.gpu_rig import Rig, good, refused, rig
 
 
 def test_a_graph_is_built_once_in_order_and_given_back(gpu: Rig) -> None:

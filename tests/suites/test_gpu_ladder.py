@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from kvbench.timing import gpu_session
 from kvbench.transport import gpu_batch, gpu_ce
 from kvbench.transport.gpu_pieces import Pieces
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import BYTE_S, OPERATION_S, RECORD_S, Rig, find, good, refused, rig, short_context
+from tests.suites.gpu_rig import BYTE_S, OPERATION_S, RECORD_S, Rig, find, good, refused, rig
 
 KiB = 1 << 10
 SIZE = 64 * KiB
@@ -34,17 +33,6 @@ OTHERS = [
     ("hbm:managed", "ce", "evict"), ("hbm:managed", "direct", "fetch"), ("hbm:file", "staged", "fetch"),
     ("hbm:file", "staged", "evict"),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
-    with rig(monkeypatch, context) as made:
-        yield made
 
 
 # -- link --------------------------------------------------------------------------------------------------------------

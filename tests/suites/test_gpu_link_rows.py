@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,22 +23,11 @@ from kvbench.timing import gpu_session
 from kvbench.transport import gpu_link
 from kvbench.transport.gpu_link import Link, peak_of
 from kvbench.transport.gpu_staged import Staged, StagedWrite
-from tests.suites.gpu_rig import PEAK, Rig, device, good, refused, rig, short_context
+from tests.suites.gpu_rig import PEAK, Rig, device, good, refused, rig
 
 KiB = 1 << 10
 EVICT: dict[str, Value] = {"pair": "hbm:file", "alloc": "plain", "transport": "staged", "direction": "evict"}
 MANAGED: dict[str, Value] = {"pair": "hbm:managed", "alloc": "plain", "transport": "direct", "direction": "fetch"}
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
-    with rig(monkeypatch, context) as made:
-        yield made
 
 
 # -- ceilings ----------------------------------------------------------------------------------------------------------

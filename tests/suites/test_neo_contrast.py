@@ -21,14 +21,9 @@ from kvbench.systems.strata import overlap_victim
 from kvbench.worker import measure_case
 from tests.attention.decode_rig import Decoder, decoder
 from tests.needs import missing_module, require
-from tests.suites.gpu_rig import Rig, rig, short_context
+from tests.suites.gpu_rig import Rig, rig
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
 
 
 @cache

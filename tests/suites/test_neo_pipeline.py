@@ -14,14 +14,8 @@ from kvbench.contract.discover import load_suites
 from kvbench.contract.result import HAS_VALUE, Result
 from kvbench.systems.neo.costs import tables_from_rows
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import short_context
 
 SMALL: dict[str, Value] = {"scale": "small", "requests": 6, "context": 64, "prompt": 16, "layers": 2, "near": "T4"}
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
 
 
 @pytest.fixture

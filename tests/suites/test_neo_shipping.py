@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -13,14 +12,9 @@ from kvbench.contract.bench import Bench
 from kvbench.contract.discover import load_suites
 from kvbench.contract.result import HAS_VALUE, Result
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import Rig, rig, short_context
+from tests.suites.gpu_rig import Rig, rig
 
 KiB = 1 << 10
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
 
 
 @cache
@@ -116,12 +110,6 @@ def test_scratch_is_announced(context: Context) -> None:
         given: dict[str, Value] = {"pair": "dram:file", "model": "Llama-3-8B", "page_tokens": 16, **axes}
         assert disk(given) > 8 << 20
         assert disk({**given, "pair": "dram:dram"}) == 0
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
-    with rig(monkeypatch, context) as made:
-        yield made
 
 
 @pytest.mark.parametrize("copies", ["coalesced", "scattered"])

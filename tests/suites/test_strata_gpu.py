@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,23 +13,17 @@ from kvbench.contract.result import HAS_VALUE, Result
 from kvbench.memory.cuda import portable
 from kvbench.timing.gpu_session import GpuSession
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import OPERATION_S, RECORD_S, Rig, rig, short_context
+from tests.suites.gpu_rig import OPERATION_S, RECORD_S, Rig, rig
 from tests.transport.paged_rig import tell
 
 KiB = 1 << 10
 SIZE = 64 * KiB
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
-    with rig(monkeypatch, context) as made:
-        monkeypatch.setattr(portable, "image_of", lambda kernel, arch: tell(made.fake, kernel))
-        yield made
+def gpu(gpu: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(portable, "image_of", lambda kernel, arch: tell(gpu.fake, kernel))
+    return gpu
 
 
 def case(gpu: Rig, name: str, **axes: Value) -> list[Result]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,23 +18,17 @@ from kvbench.memory.cuda import portable
 from kvbench.systems.strata import overlap_probe
 from kvbench.systems.strata.overlap import HostOverlap
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import OPERATION_S, Rig, rig, short_context
+from tests.suites.gpu_rig import OPERATION_S, Rig
 from tests.transport.paged_rig import tell
 
 KIB = 1 << 10
 TINY: dict[str, Value] = {"tokens": 128, "page_tokens": 32, "ratio": 4}
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
-    with rig(monkeypatch, context) as made:
-        monkeypatch.setattr(portable, "image_of", lambda kernel, arch: tell(made.fake, kernel))
-        yield made
+def gpu(gpu: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(portable, "image_of", lambda kernel, arch: tell(gpu.fake, kernel))
+    return gpu
 
 
 def find(name: str, patch: pytest.MonkeyPatch, **changed: Any) -> Bench:

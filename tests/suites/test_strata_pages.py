@@ -22,16 +22,11 @@ from kvbench.runner import make_plan
 from kvbench.systems.strata import ends, transfer
 from kvbench.transport.host_open import OF_FILE
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import Rig, rig, short_context
+from tests.suites.gpu_rig import Rig, rig
 from tests.transport.paged_rig import tell
 
 KiB = 1 << 10
 SHAPE = geometry("Llama-3.1-8B")
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    return short_context(tmp_path_factory.mktemp("scratch"))
 
 
 @cache

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,27 +14,15 @@ from kvbench.kernels.gpu.catalogue import GpuKernel, attention_kernels
 from kvbench.kernels.gpu.decode_kernels import BYTES, merge_kernel, split_kernel, stages_of, tile_of
 from kvbench.kernels.gpu.machine_code import sass_of
 from kvbench.memory.cuda.portable import SHARED_LIMIT, scratch_arguments
-from tests.needs import missing_module, require
+from tests.kernels.gpu.interpreter import interpreted
+from tests.needs import require
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str | None]:
-    require("triton", build.missing_triton())
-    require("torch", missing_module("torch"))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.kernels.gpu.interpreted_decode"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
-    document: dict[str, str | None] = json.loads(done.stdout)
-    return document
+    return interpreted("interpreted_decode")
 
 
 def test_split_and_merge_are_the_models_attention(said: dict[str, str | None]) -> None:

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from kvbench.kernels.gpu import build
-from tests.needs import missing_module, require
+from tests.kernels.gpu.interpreter import interpreted
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str | None]:
-    require("triton", build.missing_triton())
-    require("torch", missing_module("torch"))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.kernels.gpu.interpreted"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
-    document: dict[str, str | None] = json.loads(done.stdout)
-    return document
+    return interpreted("interpreted")
 
 
 def test_copies_and_sums_agree_with_the_reference(said: dict[str, str | None]) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,27 +11,15 @@ from kvbench.kernels.gpu import build, gates
 from kvbench.kernels.gpu.arch import arch
 from kvbench.kernels.gpu.catalogue import PAGE_THREADS, page_tile, pages_kernel
 from kvbench.kernels.gpu.machine_code import amd_resources
-from tests.needs import missing_module, require
+from tests.kernels.gpu.interpreter import interpreted
+from tests.needs import require
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str | None]:
-    require("triton", build.missing_triton())
-    require("torch", missing_module("torch"))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.kernels.gpu.interpreted_paged"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
-    document: dict[str, str | None] = json.loads(done.stdout)
-    return document
+    return interpreted("interpreted_paged")
 
 
 def test_every_pair_of_layouts_arrives_byte_by_byte(said: dict[str, str | None]) -> None:
