@@ -8,6 +8,7 @@ is the schedule, the buffers it works on, and the proof that no layer was read b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -79,16 +80,26 @@ class Pass:
 
     @property
     def per_load(self) -> float:
-        """Mean seconds of a load, begin to end."""
-        return float((self.load[:, 1] - self.load[:, 0]).mean()) * 1e-9
+        """Mean seconds of a load."""
+        return fmean(self.loads)
 
     @property
     def per_compute(self) -> float:
-        """Mean seconds of a computation, begin to end."""
-        return float((self.compute[:, 1] - self.compute[:, 0]).mean()) * 1e-9
+        """Mean seconds of a computation."""
+        return fmean(self.computes)
 
-    def beside(self) -> tuple[float, float] | None:
-        """Return the mean seconds of a load and of a computation that lie wholly in the time both sides were busy.
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Seconds of each load, begin to end."""
+        return _lengths(self.load)
+
+    @property
+    def computes(self) -> tuple[float, ...]:
+        """Seconds of each computation, begin to end."""
+        return _lengths(self.compute)
+
+    def beside(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Return the seconds of the loads and of the computations that lie wholly in the time both sides were busy.
 
         None when either side has no such layer: then nothing was measured beside the other.
         """
@@ -96,13 +107,14 @@ class Pass:
             return None
         begin = max(int(self.load[0, 0]), int(self.compute[0, 0]))
         end = min(int(self.load[-1, 1]), int(self.compute[-1, 1]))
-        means = []
-        for side in (self.load, self.compute):
-            inside = side[(side[:, 0] >= begin) & (side[:, 1] <= end)]
-            if not len(inside):
-                return None
-            means.append(float((inside[:, 1] - inside[:, 0]).mean()) * 1e-9)
-        return means[0], means[1]
+        load, compute = (
+            _lengths(side[(side[:, 0] >= begin) & (side[:, 1] <= end)]) for side in (self.load, self.compute)
+        )
+        return (load, compute) if load and compute else None
+
+
+def _lengths(side: Words) -> tuple[float, ...]:
+    return tuple(((side[:, 1] - side[:, 0]) * 1e-9).tolist())
 
 
 class HostOverlap:

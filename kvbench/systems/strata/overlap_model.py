@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from kvbench.errors import UsageError
 
@@ -77,33 +78,85 @@ def pipeline(loads: Sequence[float], computes: Sequence[float]) -> Forecast:
     return Forecast(done, stall, loads[0])
 
 
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Seconds of single layers, in the order they were measured: each side alone, and beside the other.
+
+    The sides may have different numbers of layers. Raises UsageError for a side without one.
+    """
+
+    load: tuple[float, ...]
+    compute: tuple[float, ...]
+    load_beside: tuple[float, ...]
+    compute_beside: tuple[float, ...]
+
+    @property
+    def rates(self) -> Rates:
+        """Return the mean of each."""
+        sides = (self.load, self.compute, self.load_beside, self.compute_beside)
+        if not all(sides):
+            raise UsageError("no layer", where="overlap", got=tuple(map(len, sides)), expected="one or more a side")
+        return Rates(*(fmean(side) for side in sides))
+
+
 def shared(rates: Rates, layers: int) -> Forecast:
     """Return the pass over ``layers`` equal layers when each side runs at its speed beside the other while both are
-    busy, and at its speed alone while the other waits or has ended.
+    busy, and at its speed alone while the other waits or has ended. Without contention it is :func:`pipeline`.
 
-    The time between two events (a layer loaded, a layer computed) is one of three rates, so the sum over the at most
-    2 x layers events is exact for these rates. Without contention it is :func:`pipeline`. Raises UsageError below one
-    layer.
+    Raises UsageError below one layer.
     """
     if layers < 1:
         raise UsageError("a model has at least one layer", where="overlap", got=layers)
+    alone, beside = (rates.load, rates.compute), (rates.load_beside, rates.compute_beside)
+    return _walk(*([side] * layers for side in (*alone, *beside)))
+
+
+def varied(times: LayerTimes, layers: int, starts: int = 8) -> Forecast:
+    """Return the mean pass over ``layers`` layers that take as unequally long as the measured ones did.
+
+    Where both sides take about as long, the mean rates leave no stall but the first load, while in fact every layer
+    that takes longer than its neighbour stalls a little. The measured layers are walked through in their order from
+    ``starts`` places spread over them. Raises UsageError below one layer or one start.
+    """
+    if layers < 1 or starts < 1:
+        raise UsageError("a model has at least one layer", where="overlap", got=layers)
+    times.rates  # noqa: B018 (refuses an empty side)
+    sides = (times.load, times.compute, times.load_beside, times.compute_beside)
+    found = [
+        _walk(*([side[(len(side) * start // starts + at) % len(side)] for at in range(layers)] for side in sides))
+        for start in range(starts)
+    ]
+    return Forecast(fmean(f.total for f in found), fmean(f.stall for f in found), fmean(f.first for f in found))
+
+
+def _walk(
+    load: Sequence[float], compute: Sequence[float], load_beside: Sequence[float], compute_beside: Sequence[float]
+) -> Forecast:
+    """Return the pass over layers of these seconds.
+
+    The time between two events (a layer loaded, a layer computed) is spent at one speed a side, so the sum over the at
+    most 2 x layers events is exact.
+    """
+    layers = len(load)
     now = stall = first = 0.0
     loaded = computed = 0
     to_load, to_compute = 1.0, 1.0  # of the layer under way
     while computed < layers:
         loading, computing = loaded < layers, computed < loaded
-        load = rates.load_beside if computing else rates.load
-        compute = rates.compute_beside if loading else rates.compute
-        step = min(to_load * load if loading else float("inf"), to_compute * compute if computing else float("inf"))
-        ends_load = loading and to_load * load <= step
-        ends_compute = computing and to_compute * compute <= step
+        load_time = (load_beside if computing else load)[loaded] if loading else 1.0
+        compute_time = (compute_beside if loading else compute)[computed]
+        step = min(
+            to_load * load_time if loading else float("inf"), to_compute * compute_time if computing else float("inf")
+        )
+        ends_load = loading and to_load * load_time <= step
+        ends_compute = computing and to_compute * compute_time <= step
         now += step
         if not computing:
             stall += step
         if loading:
-            to_load = 1.0 if ends_load else to_load - step / load
+            to_load = 1.0 if ends_load else to_load - step / load_time
         if computing:
-            to_compute = 1.0 if ends_compute else to_compute - step / compute
+            to_compute = 1.0 if ends_compute else to_compute - step / compute_time
         loaded, computed = loaded + ends_load, computed + ends_compute
         if not computed and loaded == 1 and ends_load:
             first = now

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Protocol
 
 from kvbench.errors import KvbenchError
 from kvbench.systems.strata.overlap import Pass, Recorder, Schedule
-from kvbench.systems.strata.overlap_model import Forecast, Rates, shared
+from kvbench.systems.strata.overlap_model import Forecast, LayerTimes, Rates, varied
 
 BESIDE_LAYERS = 6  # of the slower side, at least: five or six lie wholly inside the time both are busy
 BESIDE_SECONDS = 0.010
@@ -61,8 +61,8 @@ def take(work: Overlapped) -> Taken:
     """Run one pass and measure the rates beside it. Raises VerifyError as the passes do, KvbenchError when the two
     sides could not be measured beside each other."""
     found = work.run()
-    load, compute = work.load_alone().per_load, work.compute_alone(ALONE_LAYERS).per_compute
-    least = [max(BESIDE_LAYERS, math.ceil(BESIDE_SECONDS / seconds)) for seconds in (load, compute)]
+    load, compute = work.load_alone().loads, work.compute_alone(ALONE_LAYERS).computes
+    least = [max(BESIDE_LAYERS, math.ceil(BESIDE_SECONDS / fmean(side))) for side in (load, compute)]
     slower = min(least)  # the faster side goes on for as long as the slower one needs
     both = None
     for _ in range(BESIDE_TRIES):  # a thread that lost its CPU all the while leaves nothing to compare
@@ -74,9 +74,9 @@ def take(work: Overlapped) -> Taken:
             "neither side was busy for a whole layer of the other", where="overlap", got=f"{BESIDE_TRIES} tries",
             mend="end other programs: the two sides need a CPU each",
         )  # fmt: skip
-    rates = Rates(load, compute, *both)
+    times = LayerTimes(load, compute, *both)
     first = float(found.load[0, 1] - found.load[0, 0]) * 1e-9
-    return Taken(found.total, found.stall, first, rates, shared(rates, work.layers))
+    return Taken(found.total, found.stall, first, times.rates, varied(times, work.layers))
 
 
 def typical(taken: list[Taken]) -> Rates:

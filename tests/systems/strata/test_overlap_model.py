@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.errors import UsageError
-from kvbench.systems.strata.overlap_model import Rates, pipeline, shared
+from kvbench.systems.strata.overlap_model import LayerTimes, Rates, pipeline, shared, varied
 
 times = st.floats(0.1, 100.0)
 
@@ -60,6 +60,24 @@ def test_a_shared_bus_is_what_small_steps_of_time_give(t: float, c: float, kt: f
     assert found.stall == pytest.approx(stall, abs=5e-3 * (2 * n + 1))
 
 
+@given(times, times, times, times, st.integers(1, 12))
+def test_layers_that_take_equally_long_are_the_plain_shared_bus(
+    t: float, c: float, tb: float, cb: float, n: int
+) -> None:
+    plain, found = shared(Rates(t, c, tb, cb), n), varied(LayerTimes((t,), (c,) * 3, (tb, tb), (cb,)), n)
+    assert (found.total, found.stall, found.first) == pytest.approx((plain.total, plain.stall, plain.first))
+
+
+def test_unequal_layers_stall_where_equal_ones_of_the_same_mean_would_not() -> None:
+    alone = LayerTimes((1.0, 3.0), (2.0,), (1.0, 3.0), (2.0,))
+    assert alone.rates == Rates(2.0, 2.0, 2.0, 2.0)
+    assert varied(alone, 4, starts=1).stall == pytest.approx(pipeline([1, 3, 1, 3], [2] * 4).stall)
+    both = (pipeline([1, 3, 1, 3], [2] * 4).stall + pipeline([3, 1, 3, 1], [2] * 4).stall) / 2
+    assert varied(alone, 4, starts=2).stall == pytest.approx(both)
+    uneven = LayerTimes((1.0, 1.0, 4.0), (2.0,), (1.0, 1.0, 4.0), (2.0,))
+    assert varied(uneven, 32).stall > shared(uneven.rates, 32).stall
+
+
 def test_contention_can_only_add() -> None:
     rates = Rates(2.0, 3.0, 3.0, 4.0)
     assert (rates.load_slowdown, rates.compute_slowdown) == pytest.approx((1.5, 4 / 3))
@@ -71,7 +89,8 @@ def test_contention_can_only_add() -> None:
     [
         lambda: pipeline([], []), lambda: pipeline([1.0], [1.0, 2.0]), lambda: pipeline([1.0], [-1.0]),
         lambda: Rates(0.0, 1.0, 1.0, 1.0), lambda: Rates(1.0, 1.0, 1.0, float("nan")),
-        lambda: shared(Rates(1.0, 1.0, 1.0, 1.0), 0),
+        lambda: shared(Rates(1.0, 1.0, 1.0, 1.0), 0), lambda: varied(LayerTimes((1.0,), (1.0,), (1.0,), (1.0,)), 0),
+        lambda: varied(LayerTimes((1.0,), (), (1.0,), (1.0,)), 3),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(call: object) -> None:
