@@ -20,7 +20,7 @@ from kvbench.errors import Unavailable
 from kvbench.kernels.raw import bytes_at
 from kvbench.locks import acquire, machine_resources
 from kvbench.memory.vmm.host import HostVmm
-from kvbench.memory.vmm.protocol import Chunk, Counters, Fence, Reservation, Span
+from kvbench.memory.vmm.protocol import SLOTS, Chunk, Counters, Fence, Reservation, Span
 from kvbench.memory.vmm.touch import HostTouch
 from kvbench.systems.ellm import mixed
 from kvbench.systems.ellm.act_slots import ActSlot
@@ -265,7 +265,7 @@ class Paper:
         return self.create_many(nbytes, 1)[0]
 
     def create_many(self, nbytes: int, count: int) -> list[Chunk]:
-        return [Chunk(next(self._serials), i, nbytes, i) for i in range(count)]
+        return [Chunk(next(self._serials) * SLOTS + i, nbytes, i) for i in range(count)]
 
     def release(self, chunk: Chunk) -> None: ...
 

@@ -11,18 +11,16 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from kvbench.errors import UsageError
-from kvbench.memory.vmm.protocol import Chunk, Counters, Reservation, Span, check_whole
+from kvbench.memory.vmm.protocol import SLOTS, Chunk, Counters, Reservation, Span, check_whole
+from kvbench.memory.vmm.ranges import Ints, check_chunk, flat_index, integers, overlapping, whole_span
 
-Ints = npt.NDArray[np.int64]
 FREE, MAPPED, ACCESSIBLE, CHANGING = range(4)
-_SLOT, _SERIAL = attrgetter("slot"), attrgetter("serial")
 _serials = itertools.count(1)  # of the process: a chunk of another driver is never taken for one of this
 
 
@@ -148,7 +146,7 @@ class Book:
             made = []
             for handle in handles:
                 slot = self._free.pop() if self._free else self._new_slot()
-                chunk = Chunk(next(_serials), slot, nbytes, handle)
+                chunk = Chunk(next(_serials) * SLOTS + slot, nbytes, handle)
                 self._table[:, slot] = chunk.serial, nbytes, handle
                 self._chunks[chunk.serial] = chunk
                 made.append(chunk)
@@ -156,6 +154,8 @@ class Book:
             return made
 
     def _new_slot(self) -> int:
+        if self._used == SLOTS:
+            raise UsageError("chunks alive at once", where="vmm create", got=SLOTS + 1, expected=f"at most {SLOTS}")
         if self._used == len(self._maps):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
             self._maps = np.concatenate([self._maps, np.zeros_like(self._maps)])
@@ -165,17 +165,20 @@ class Book:
 
     def _slots(self, chunks: Sequence[Chunk]) -> Ints:
         """Return the slots of live chunks. Raises UsageError for one that is not."""
-        count = len(chunks)
-        for chunk in chunks:
-            _check_chunk(chunk)
-        slots = np.fromiter(map(_SLOT, chunks), np.int64, count)
-        serials = np.fromiter(map(_SERIAL, chunks), np.int64, count)
+        try:
+            serials = np.fromiter([chunk.serial for chunk in chunks], np.int64, len(chunks))
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            for chunk in chunks:
+                check_chunk(chunk)
+            raise
+        slots = serials % SLOTS
         inside = slots < len(self._maps)
         good = inside & (self._table[0, np.where(inside, slots, 0)] == serials)
         if not good.all():
             at = int(np.argmin(good))
+            check_chunk(chunks[at])
             raise UsageError(
-                "no such chunk", where="vmm", got=f"number {chunks[at].serial}, place {at} of the call",
+                "no such chunk", where="vmm", got=f"number {chunks[at].number}, place {at} of the call",
                 expected="one of this driver that was not released",
             )  # fmt: skip
         return slots
@@ -227,14 +230,14 @@ class Book:
         if len(chunks) == 1:
             check_whole(offsets[0], "an offset", "vmm map")
             return self._claim_one(reservation, int(offsets[0]), chunks[0])
-        at = _integers(offsets, "map", 1)
+        at = integers(offsets, "map", 1)
         with self._lock:
             slots = self._slots(chunks)
             nbytes, handles = self._table[1, slots], self._table[2, slots]
             space, low, count = self._place(reservation, at, nbytes, "map")
-            flat = _flat(low, count)
+            flat = flat_index(low, count)
             taken = space.state[flat] != FREE
-            if taken.any() or _overlapping(low, count):
+            if taken.any() or overlapping(low, count):
                 self._refuse(space, low, count, "something is mapped there already", "map", FREE)
             before = space.state[flat].copy()
             space.state[flat] = CHANGING
@@ -252,7 +255,7 @@ class Book:
             np.add.at(self._maps, slots, by)
 
     def _claim_one(self, reservation: Reservation, offset: int, chunk: Chunk) -> Claim:
-        _check_chunk(chunk)
+        check_chunk(chunk)
         nbytes = chunk.nbytes
         with self._lock:
             space, low, count = self._place_one(reservation, offset, nbytes, "map")
@@ -270,7 +273,7 @@ class Book:
     def commit_map(self, claim: Claim) -> None:
         """The claimed places are mapped."""
         with self._lock:
-            flat = _flat(claim.low, claim.count)
+            flat = flat_index(claim.low, claim.count)
             owner = claim.slots + 1
             if int(claim.count.max()) > 1:
                 owner = np.repeat(owner, claim.count)
@@ -282,7 +285,7 @@ class Book:
     def abandon_map(self, claim: Claim) -> None:
         """The claimed places are as they were: nothing is mapped there."""
         with self._lock:
-            claim.space.state[_flat(claim.low, claim.count)] = FREE
+            claim.space.state[flat_index(claim.low, claim.count)] = FREE
             self._count_maps(claim.slots, -1)
             claim.space.places -= len(claim.low)
 
@@ -293,16 +296,16 @@ class Book:
         """
         self.check_count(len(spans), what)
         if len(spans) == 1:
-            offset, size = _span(spans[0], what)
+            offset, size = whole_span(spans[0], what)
             return self._claim_span(reservation, offset, size, what, unmap=unmap)
-        table = _integers(spans, what, 2)
+        table = integers(spans, what, 2)
         at, nbytes = np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
         with self._lock:
             space, low, count = self._place(reservation, at, nbytes, what)
             end = low + count
-            flat = _flat(low, count)
+            flat = flat_index(low, count)
             state = space.state[flat].copy()
-            if ((state != MAPPED) & (state != ACCESSIBLE)).any() or _overlapping(low, count):
+            if ((state != MAPPED) & (state != ACCESSIBLE)).any() or overlapping(low, count):
                 self._refuse(space, low, count, "not everything there is mapped, or it is in other hands", what, MAPPED)
             inner = end[end < len(space.head)]
             if not space.head[low].all() or ((space.owner[inner] != 0) & ~space.head[inner]).any():
@@ -336,7 +339,7 @@ class Book:
     def commit_access(self, claim: Claim) -> None:
         """The ranges are accessible."""
         with self._lock:
-            claim.space.state[_flat(claim.low, claim.count)] = ACCESSIBLE
+            claim.space.state[flat_index(claim.low, claim.count)] = ACCESSIBLE
 
     def without_access(self, claim: Claim) -> list[Span]:
         """Return (address, nbytes) of the runs in the ranges that had no access when they were claimed."""
@@ -350,7 +353,7 @@ class Book:
     def commit_unmap(self, claim: Claim) -> None:
         """Nothing is mapped in the ranges any more."""
         with self._lock:
-            flat, space = _flat(claim.low, claim.count), claim.space
+            flat, space = flat_index(claim.low, claim.count), claim.space
             heads = space.owner[flat][space.head[flat]] - 1
             self._count_maps(heads, -1)
             self._mappings -= len(heads)
@@ -362,7 +365,7 @@ class Book:
     def restore_unmap(self, claim: Claim) -> None:
         """The ranges are mapped still, with the access they had."""
         with self._lock:
-            claim.space.state[_flat(claim.low, claim.count)] = claim.before
+            claim.space.state[flat_index(claim.low, claim.count)] = claim.before
 
     def mappings(self, claim: Claim) -> list[Span]:
         """Return (offset, nbytes) of every mapping in the claimed ranges, in order."""
@@ -444,51 +447,3 @@ def _claim(
 ) -> Claim:
     a, b, c, d, e, f = (np.array((value,), np.int64) for value in (address, nbytes, handle, low, count, slot))
     return Claim(space, a, b, c, d, e, f, np.frombuffer(before, np.uint8))
-
-
-def _check_chunk(chunk: object) -> None:
-    if not isinstance(chunk, Chunk):
-        raise UsageError("not a chunk", where="vmm", got=type(chunk).__name__, expected="what create() returned")
-
-
-def _span(span: object, what: str) -> Span:
-    """Return (offset, nbytes) as Python's integers. Raises UsageError for anything else."""
-    if not isinstance(span, (Sequence, np.ndarray)) or len(span) != 2:
-        raise UsageError("not a range", where=f"vmm {what}", got=repr(span), expected="(offset, nbytes)")
-    for value in span:
-        check_whole(value, "a range", f"vmm {what}")
-    return int(span[0]), int(span[1])
-
-
-def _integers(values: Any, what: str, columns: int) -> Ints:
-    """Return int64 [n] offsets or [n, 2] ranges. Raises UsageError for floats, other shapes and what does not fit."""
-    try:
-        table = np.asarray(values)
-    except ValueError:  # rows of different lengths
-        table = np.empty((0, 0))
-    fits = table.dtype.kind == "i" or (table.dtype.kind == "u" and int(table.max(initial=0)) <= sys.maxsize)
-    if not fits or table.shape[1:] != ((2,) if columns == 2 else ()):
-        odd = next((v for v in values if columns == 1 and not isinstance(v, (int, np.integer))), values)
-        raise UsageError(
-            "not ranges" if columns == 2 else "not offsets", where=f"vmm {what}", got=repr(odd),
-            expected="(offset, nbytes) each" if columns == 2 else "integers of 64 bits",
-        )  # fmt: skip
-    return table.astype(np.int64, copy=False)
-
-
-def _flat(low: Ints, count: Ints) -> Any:
-    """Return an index of every granule of the ranges: a slice for one range, else an array."""
-    first, end = int(low[0]), int(low[-1] + count[-1])
-    if len(low) == 1 or (low[1:] == (low + count)[:-1]).all():
-        return slice(first, end)  # ranges that follow each other are one; an index costs ten times a slice
-    if int(count.max()) == 1:
-        return low
-    before = np.cumsum(count) - count
-    return np.arange(int(count.sum())) + np.repeat(low - before, count)
-
-
-def _overlapping(low: Ints, count: Ints) -> bool:
-    if len(low) == 1:
-        return False
-    order = np.argsort(low, kind="stable")
-    return bool((low[order][1:] < (low + count)[order][:-1]).any())

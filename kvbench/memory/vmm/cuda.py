@@ -18,9 +18,10 @@ from kvbench.errors import KvbenchError, Unavailable, UsageError
 from kvbench.memory.cuda.device import Device, Event, Stream
 from kvbench.memory.cuda.driver import PoisonedDevice
 from kvbench.memory.cuda.entries import CONSTANTS, MemAccessDesc, MemAllocationProp, MemLocation
-from kvbench.memory.vmm.book import Claim, Ints
+from kvbench.memory.vmm.book import Claim
 from kvbench.memory.vmm.driver import Driver, rows
 from kvbench.memory.vmm.protocol import Chunk, Counters, Exhausted, Reservation, VmmError
+from kvbench.memory.vmm.ranges import Ints
 
 if TYPE_CHECKING:
     from kvbench.kernels.call_loop import Failure, Runner

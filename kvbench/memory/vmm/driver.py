@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.memory.vmm.book import Book, Claim, Ints
+from kvbench.memory.vmm.book import Book, Claim
 from kvbench.memory.vmm.protocol import Chunk, Counters, Fence, Reservation, Span, check_fence
+from kvbench.memory.vmm.ranges import Ints
 
 if TYPE_CHECKING:
     from kvbench.kernels.call_loop import Failure, Runner

@@ -27,9 +27,10 @@ from kvbench.memory import libc
 from kvbench.memory.host import preflight
 from kvbench.memory.limits import read_text, thp
 from kvbench.memory.region import Pages, check_huge_pool, check_pages, page_bytes
-from kvbench.memory.vmm.book import Claim, Ints
+from kvbench.memory.vmm.book import Claim
 from kvbench.memory.vmm.driver import Driver, rows
 from kvbench.memory.vmm.protocol import Chunk, Exhausted, Reservation, VmmError
+from kvbench.memory.vmm.ranges import Ints
 from kvbench.units import format_bytes
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from kvbench.errors import KvbenchError, Unavailable, UsageError
 
 Offsets = npt.NDArray[np.int64]
 Span = tuple[int, int]  # (offset, nbytes) within a reservation
+SLOTS = 1 << 28  # chunks of a driver alive at once; 2**35 numbers are left for those made in the life of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,25 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``nbytes`` of physical memory. ``handle``: offset in the memfd, or cuMem handle. ``slot`` is used again,
-    ``serial`` is not."""
+    """``nbytes`` of physical memory. ``handle``: offset in the memfd, or cuMem handle.
+
+    ``serial`` is never used again; its place in the driver's tables, ``slot``, is part of it (one number tells both:
+    reading two fields of a thousand chunks takes longer than all other checks of a map) and is used again.
+    """
 
     serial: int
-    slot: int
     nbytes: int
     handle: int
+
+    @property
+    def slot(self) -> int:
+        """The place in the driver's tables."""
+        return self.serial % SLOTS
+
+    @property
+    def number(self) -> int:
+        """What users are told: the chunk's number in the process."""
+        return self.serial // SLOTS
 
 
 @dataclass(frozen=True, slots=True)

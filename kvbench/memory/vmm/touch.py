@@ -11,11 +11,11 @@ import numpy as np
 from kvbench.errors import VerifyError
 from kvbench.memory import libc
 from kvbench.memory.cuda.service import Service
-from kvbench.memory.vmm.book import Ints
 from kvbench.memory.vmm.cuda import CudaVmm
 from kvbench.memory.vmm.driver import Driver
 from kvbench.memory.vmm.host import can_touch
 from kvbench.memory.vmm.protocol import Chunk, Reservation
+from kvbench.memory.vmm.ranges import Ints
 
 
 class Touch(Protocol):
