@@ -171,7 +171,7 @@ class SideFiles:
     """The sample files of one JSON file, read one at a time and never from outside its folder."""
 
     def __init__(self, json_file: Path) -> None:
-        self._folder = json_file.parent
+        self._file, self._folder = json_file, json_file.parent
         self._total = 0
 
     def samples(self, summaries: Mapping[str, Fields]) -> tuple[tuple[float, ...], str]:
@@ -220,6 +220,6 @@ class SideFiles:
             except OSError:
                 continue
         raise UsageError(
-            "its side file of samples is missing", where=str(self._folder), got=named,
+            "its side file of samples is missing", where=str(self._file), got=named,
             mend="copy it beside the JSON file; nothing was imported",
         )  # fmt: skip
