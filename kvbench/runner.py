@@ -250,7 +250,8 @@ class Runner:
                 finally:
                     self._ui.end()
                 finished = self._finish(run, status)
-                if {row.status for row in rows if not row.is_canary} == {"skipped"}:
+                skipped = {row.status for row in rows if not row.is_canary} == {"skipped"}
+                if skipped and any(row.is_canary for row in rows):
                     self._ui.note(
                         "every case was skipped; canaries ran before them because only a case itself can tell that it "
                         "cannot run here"

@@ -131,10 +131,10 @@ def judge(claim: Claim, form: Form, found: Finding, basis: Basis) -> tuple[Verdi
     agrees = number_agrees(number, found.value, claim.tolerance)
     if not agrees or (claim.side is not None and not way):
         off = "not within" if not agrees else f"not {claim.side} {claim.neutral:g}, though within"
-        return (
-            "DIRECTION ONLY" if way else "NOT REPRODUCED",
-            f"{off} {100 * claim.tolerance:.0f} % of the paper's number",
-        )
+        off = f"{off} {100 * claim.tolerance:.0f} % of the paper's number"
+        if not way and basis == "simulated":
+            return "NOT MEASURED", f"{off}, but simulated rows refute no number"
+        return "DIRECTION ONLY" if way else "NOT REPRODUCED", off
     for stands_against in (
         "the paper contradicts this number itself" if claim.contradiction else "",
         "the number could not be verified in the paper" if not claim.verified else "",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -72,7 +73,8 @@ def cut(lengths: Sequence[int], kv_heads: int, tile: int, sms: int) -> tuple[int
 
 
 class Cache:
-    """``layers`` layers of keys and values in GPU memory, 0.5 <= |x| < 2, and a batch with a table for each.
+    """``layers`` layers of keys and values, 0.5 <= |x| < 2, and a batch with a table for each, in GPU memory or in what
+    ``make`` makes.
 
     A layer is its blocks of keys, then its blocks of values. ``total`` is the sum of its 64-bit words modulo 2^64.
     Raises UsageError for a batch without a token, Unavailable without room.
@@ -80,7 +82,7 @@ class Cache:
 
     def __init__(
         self, service: Service, enter: Enter, shape: Shape, lengths: Sequence[int], least_bytes: int, order: Order,
-        seed: int,
+        seed: int, make: Callable[..., GpuBuffer] = hbm,
     ) -> None:  # fmt: skip
         if sum(lengths) < 1:
             raise UsageError("a batch without a token", where="attention.gpu", got=list(lengths)[:8])
@@ -97,7 +99,7 @@ class Cache:
         rng = np.random.default_rng(seed)
         wanted = (len(lengths), shape.q_heads, shape.head_dim)
         self.queries = [shape.array(rng.standard_normal(wanted)) for _ in range(self.layers)]
-        self.buffer: GpuBuffer = enter(hbm(service, self.nbytes, seed=seed))
+        self.buffer: GpuBuffer = enter(make(service, self.nbytes, seed=seed))
         self.address = self.buffer.copy_address
         self.total = self._fill(seed)
 
@@ -114,7 +116,11 @@ class Cache:
         return total & ((1 << 64) - 1)
 
     def keys(self, layer: int) -> int:
-        """Return the device address of a layer's keys; its values are ``half`` bytes behind."""
+        """Return the device address at which a step reads a layer's keys; its values are ``half`` bytes behind."""
+        return self.home(layer)
+
+    def home(self, layer: int) -> int:
+        """Return the device address at which a layer's keys are kept."""
         return int(self.address + 2 * layer * self.half)
 
     def floats(self, layer: int, b: int, h: int) -> tuple[Any, Any]:
@@ -124,7 +130,7 @@ class Cache:
         size = rows * shape.array_dtype.itemsize
         used = drawn.table[b, : int(drawn.pages[b])].tolist()
         found = []
-        for base in (self.keys(layer), self.keys(layer) + self.half):
+        for base in (self.home(layer), self.home(layer) + self.half):
             pages = [self.service.read(base + n * shape.page_bytes + h * size, size) for n in used]
             raw = np.concatenate(pages) if pages else np.zeros(0, np.uint8)
             values = shape.floats(raw.view(shape.array_dtype)).reshape(-1, shape.head_dim)
@@ -250,6 +256,16 @@ class TritonDecode:
         """Queue one pass over all layers."""
         for launch in self._launches:
             stream.launch(launch)
+
+    def by_layer(self) -> list[Callable[[Stream], None]]:
+        """Return what queues each layer alone, in order."""
+        each = len(self._launches) // self.layers
+
+        def one(layer: int, stream: Stream) -> None:
+            for launch in self._launches[layer * each : (layer + 1) * each]:
+                stream.launch(launch)
+
+        return [partial(one, layer) for layer in range(self.layers)]
 
     def spoil(self) -> None:
         """Fill outputs and parts with NaN, so that a pass that does nothing shows."""

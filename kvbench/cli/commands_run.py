@@ -119,8 +119,8 @@ def run(
         if resume:
             if select or overrides or bundle or label or runs != 1:
                 raise UsageError("a resumed run keeps its plan", where="--resume", mend="give no other selection")
-            store = _open(db, stack, sinks)
-            planned, done, seconds = _resumed(store, resume, suites)
+            store = open_sink(db, stack, sinks)
+            planned, done, seconds = resumed(store, resume, suites)
         else:
             plan = runner.make_plan(suites, select or [], overrides, chosen, gpus)
             if plan.disk:
@@ -130,7 +130,7 @@ def run(
                 runner.check_disk(plan, where)
                 ui.note(f"scratch files of up to {format_bytes(plan.disk)} in {where}")
             if not no_db:
-                store = _open(db, stack, sinks)
+                store = open_sink(db, stack, sinks)
             if bundle is not None:
                 from kvbench.store.bundle import BundleWriter
 
@@ -140,7 +140,7 @@ def run(
             planned, seconds = runner.new_runs(plan, runs, label), plan.seconds
         _lock(stack, locks, wait=not no_wait, notify=ui.note)
         if resume and store is not None:
-            planned, done, seconds = _resumed(
+            planned, done, seconds = resumed(
                 store, resume, suites
             )  # another may have finished it while this one waited
             store.reopen_run(planned[0])
@@ -175,7 +175,8 @@ def _suites() -> Suites:
     return suites
 
 
-def _open(db: str | None, stack: contextlib.ExitStack, sinks: list[Sink]) -> Store:
+def open_sink(db: str | None, stack: contextlib.ExitStack, sinks: list[Sink]) -> Store:
+    """Open the database for writing until ``stack`` ends, say its notices, and add it to ``sinks``."""
     from kvbench.store import open_store
 
     store = stack.enter_context(open_store(db))
@@ -216,7 +217,11 @@ def _lock(
     stack.enter_context(acquire(machine_resources(gpus), wait=wait, notify=notify))
 
 
-def _resumed(store: Store, selector: str, suites: Suites) -> tuple[list[RunInfo], dict[str, list[Result]], float]:
+def resumed(store: Store, selector: str, suites: Suites) -> tuple[list[RunInfo], dict[str, list[Result]], float]:
+    """Return the run ``selector`` names as this process will go on with it, its rows by digest, and the seconds left.
+
+    Raises UsageError unless it is one interrupted run of this machine and environment.
+    """
     from kvbench import runner
 
     found = store.resolve(selector)

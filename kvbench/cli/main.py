@@ -15,6 +15,7 @@ from kvbench.cli import (
     commands_decide,
     commands_gate,
     commands_history,
+    commands_replay,
     commands_report,
     commands_run,
     commands_store,
@@ -34,6 +35,7 @@ commands_gate.register(app)
 commands_calibrate.register(app)
 commands_history.register(app)
 commands_claims.register(app)
+commands_replay.register(app)
 commands_report.register(app)
 
 # typer raises click's usage errors but has moved click inside itself; its own BadParameter leads to the base class.

@@ -44,6 +44,11 @@ def _call4(typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 @_called
+def _call6(typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any, e: Any, g: Any) -> Any:
+    return _CODE(*[_INT] * 7), _emit
+
+
+@_called
 def _call8(typingctx: Any, f: Any, a: Any, b: Any, c: Any, d: Any, e: Any, g: Any, h: Any, i: Any) -> Any:
     return _CODE(*[_INT] * 9), _emit
 
@@ -75,6 +80,19 @@ def _loop4(function: int, rows: int, count: int, step: int) -> int:
     for i in range(count):
         at = rows + i * step
         code: int = _call4(function, word_load(at), word_load(at + 8), word_load(at + 16), word_load(at + 24))
+        if code != 0:
+            return code
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def _loop6(function: int, rows: int, count: int, step: int) -> int:
+    for i in range(count):
+        at = rows + i * step
+        code: int = _call6(
+            function, word_load(at), word_load(at + 8), word_load(at + 16), word_load(at + 24), word_load(at + 32),
+            word_load(at + 40),
+        )  # fmt: skip
         if code != 0:
             return code
     return 0
@@ -120,11 +138,11 @@ def _loop11(function: int, rows: int, count: int, step: int) -> int:
     return 0
 
 
-_LOOPS = {2: _loop2, 4: _loop4, 8: _loop8, 9: _loop9, 11: _loop11}
+_LOOPS = {2: _loop2, 4: _loop4, 6: _loop6, 8: _loop8, 9: _loop9, 11: _loop11}
 
 
 class CallLoop:
-    """Calls the C function at ``function``, which returns an int and takes 2, 4, 8, 9 or 11 integers or pointers.
+    """Calls the C function at ``function``, which returns an int and takes 2, 4, 6, 8, 9 or 11 integers or pointers.
 
     ``rows``: int64 [calls, arguments], C-contiguous and kept alive here; a caller may change its values between runs.
     Raises UsageError for another number of arguments or another array.
@@ -135,7 +153,7 @@ class CallLoop:
             raise UsageError("not rows of arguments", where="CallLoop", got=f"{rows.dtype} {rows.shape}")
         if rows.shape[1] not in _LOOPS:
             raise UsageError(
-                "no loop for that many arguments", where="CallLoop", got=rows.shape[1], expected="2, 4, 8, 9 or 11"
+                "no loop for that many arguments", where="CallLoop", got=rows.shape[1], expected="2, 4, 6, 8, 9 or 11"
             )
         self.rows = rows
         self._function, self._address = function, rows.ctypes.data

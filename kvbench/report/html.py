@@ -23,6 +23,8 @@ from kvbench.report.drawing import converter, for_page, to_svg
 from kvbench.report.figures import Figure
 from kvbench.report.ladder_figure import ladder_figure
 from kvbench.report.pooled import Pooled, pool, reading_order
+from kvbench.report.replay_figures import replay_figures
+from kvbench.report.routes_figure import map_figures
 
 if TYPE_CHECKING:
     from kvbench.analysis.claim_check import Check
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 MOST_FIGURES = 60  # of benches; drawing one takes 40 ms and 5 kB
 MOST_TRENDS = 12
+# Benches whose rows want pictures of their own; all others have curves or dots.
+OWN_FIGURES: Mapping[tuple[str, str], Callable[[Sequence[Pooled], Sequence[str]], Iterable[Figure]]] = {
+    ("routes", "map"): map_figures,
+    ("routes", "replay"): replay_figures,
+}
 # The first bytes of every report: what may be overwritten without asking is told by them.
 HEAD = '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="kvbench '
 _TEXT = 2_000
@@ -89,7 +96,9 @@ def make_report(contents: Contents) -> Report:
         benches.setdefault((pooled.row.suite, pooled.row.bench), []).append(pooled)
     for found in benches.values():
         found.sort(key=reading_order)  # runs of a group are measured in shuffled order
-    of_benches, undrawn = _chosen({key: list(bench_figures(found, shown)) for key, found in benches.items()})
+    of_benches, undrawn = _chosen(
+        {key: list(OWN_FIGURES.get(key, bench_figures)(found, shown)) for key, found in benches.items()}
+    )
     ladders = [
         figure for i, side in enumerate(contents.sides)
         if (figure := ladder_figure([p for p in rows if p.side == i], _facts(side), shown[i], i + 1)) is not None

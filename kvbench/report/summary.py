@@ -138,6 +138,7 @@ MEANING = {
     "small_window": "the timed windows are less than a tenth of the calls; the rest is left out by the bench",
     "crowded": "more threads than CPUs: they wait for each other, so waiting says nothing about the machine",
     "link_unmeasured": "the kernel's read counter could not be used; link bytes are those asked for",
+    "rejected": "requests that no memory here holds were rejected; rates and latencies are those of the others",
     "imported": "another tool measured it; detail.origin says which, and the file",
     "no_samples": "the file holds no single samples",
     "no_interval": "the file gives no interval of the value",

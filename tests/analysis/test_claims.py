@@ -19,7 +19,7 @@ CLAIMS = load_claims()
 FORMS = [(claim, form) for claim in CLAIMS for form in claim.forms if form.cases]
 ON_GPU = ("hbm:", "cuda", "gpu")  # what an axis value of a case on a GPU begins with
 GPU_BENCHES = {"ladder/link", "ladder/device_bandwidth", "ladder/device_latency", "ladder/launch", "ladder/pin",
-               "strata/block_quota"}  # fmt: skip
+               "strata/block_quota", "directkv/raster", "directkv/graph_replay"}  # fmt: skip
 
 GOOD = """
 [[claim]]

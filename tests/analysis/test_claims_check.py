@@ -48,7 +48,14 @@ def test_the_papers_own_number_is_reproduced_by_measured_rows_on_a_gpu_only(clai
         return (agreeing(claim, form)(want) or 1.0) * (1.0 if want.name == "bottom" else 1e6)
 
     far = judged(claim, form, rows_for(form, a_million_times, unit=unit))
-    assert far.verdict == ("DIRECTION ONLY" if claim.side == "above" else "NOT REPRODUCED")
+    if form.rule == "sustained":  # a load beyond all that were measured is no number
+        assert far.verdict == "NOT MEASURED"
+        return
+    way = claim.side == "above" or claim.numbers[0].bound == "at_least"
+    assert far.verdict == ("DIRECTION ONLY" if way else "NOT REPRODUCED")
+    played = judged(claim, form, rows_for(form, a_million_times, unit=unit, basis="simulated"))
+    assert played.verdict == ("DIRECTION ONLY" if way else "NOT MEASURED")
+    assert played.finding == far.finding
 
 
 def test_every_verdict_on_a_number() -> None:
@@ -70,7 +77,7 @@ def test_what_is_not_met_or_not_measured_says_which_and_how() -> None:
     assert judged(SHARE, ON_GPU, [], pcie_width=None).reason == "needs pcie_width == 16, here not known"
     found = judged(SHARE, ON_GPU, [])
     assert found.commands[0].startswith("kvbench run strata/page_transfer -a pair=hbm:pinned -a transport=ce")
-    planned = CLAIMS["directkv-naive-pcie"]
+    planned = CLAIMS["strata-page-first-deepseek"]
     found = check(planned, suites(), machine_for(planned.forms[0]), [])
     assert found.verdict == "NOT MEASURED"
     assert found.commands == (planned.forms[0].planned,)
@@ -98,7 +105,14 @@ def test_every_shape_and_direction_can_be_judged(claim: Claim, form: Form) -> No
         "bottom", "top", "it", "cost", "residual", "asymmetric", "symmetric", "simple"
     ))}  # fmt: skip
     ceiling = (Ceiling("read", 1.0, "measured", "interleaved"),)
-    rows = rows_for(form, lambda want: steps[want.name], unit="1", detail=pages, ceilings=ceiling, fraction=0.5)
+    rows = rows_for(
+        form,
+        lambda want: steps.get(want.name, float(len(want.name))),
+        unit="1",
+        detail=pages,
+        ceilings=ceiling,
+        fraction=0.5,
+    )
     found = judged(claim, form, rows)
     assert found.verdict in JUDGED
     assert found.form is form
@@ -215,6 +229,7 @@ UP = {"neutral": 1.0, "side": "above"}
         (made("number"), Finding(2.1, "1", ""), "measured", "REPRODUCED", ""),
         (made("number"), Finding(2.1, "B/s", ""), "measured", "NOT REPRODUCED", "measured in B/s"),
         (made("number"), Finding(2.1, "1", ""), "simulated", "DIRECTION ONLY", "simulated rows support no number"),
+        (made("number"), Finding(3.0, "1", ""), "simulated", "NOT MEASURED", "refute no number"),
         (made("number", verified=False), Finding(2.1, "1", ""), "measured", "DIRECTION ONLY", "not be verified"),
         (made("number", contradiction="y"), Finding(2.1, "1", ""), "measured", "DIRECTION ONLY", "contradicts"),
         (made("number", **UP), Finding(3.0, "1", ""), "measured", "DIRECTION ONLY", "not within 10 %"),

@@ -80,6 +80,86 @@ def test_bounds_and_plateaus(rule: str, args: dict[str, Any], yes: list[float], 
     assert found(rule, {"it": sweep(*no)}, **args).holds is False
 
 
+def test_numbers_made_of_a_number_of_the_paper() -> None:
+    crossed = found("scaled", {"it": [point(50.0, half=1.0)]}, by=4e8, unit="B")
+    assert (crossed.value, crossed.unit, crossed.low, crossed.high) == (2e10, "B", 49 * 4e8, 51 * 4e8)
+    assert found("rest", {"it": [point(54.0)]}, of=80.0).value == pytest.approx(0.325)
+    beside = found("ratio_beside", {"top": [point(0.0, unit="B")], "bottom": [point(4e8, unit="B")]}, plus=4e8)
+    assert (beside.value, beside.unit) == (0.5, "1")
+    most = found("largest", {"it": sweep(1.0, 1.8, 1.3)}, axis="n")
+    assert (most.value, "at n=2" in most.text) == (1.8, True)
+    for rule, rows, args in (
+        ("scaled", {"it": [point(1.0, unit="s")]}, {"by": 1.0, "unit": "B"}),
+        ("rest", {"it": [point(1.0)]}, {"of": 0.0}),
+        ("ratio_beside", two(1.0, -3.0), {"plus": 1.0}),
+    ):  # fmt: skip
+        with pytest.raises(Undecided, match=r"no ratio|no share"):
+            found(rule, rows, **args)
+
+
+def test_what_falls_and_what_fades() -> None:
+    assert found("falls", {"it": sweep(0.9, 0.8, 0.81, 0.6)}, axis="n", by=0.2).holds is True
+    assert found("falls", {"it": sweep(0.9, 0.6, 0.8, 0.5)}, axis="n", by=0.2).tends is True
+    assert found("falls", {"it": sweep(0.6, 0.9)}, axis="n", by=0.2).tends is False
+    args: dict[str, Any] = {"axis": "n", "to": 1.0, "within": 0.05}
+    assert found("fades", {"it": sweep(6.0, 2.0, 1.04)}, **args).holds is True
+    for values in ((6.0, 2.0, 1.5), (6.0, 7.0, 1.0), (1.01, 1.0, 1.0)):
+        assert found("fades", {"it": sweep(*values)}, **args).holds is False, values
+    assert found("fades", {"it": sweep(6.0, 2.0, 1.5)}, **args).tends is True
+
+
+def test_humps_in_order() -> None:
+    def humps(low: SWEEP, high: SWEEP) -> Finding:
+        return found("humped", {"low": sweep(*low), "high": sweep(*high)}, axis="n", names=["low", "high"])
+
+    assert humps((1.0, 1.2, 1.0), (1.0, 1.5, 1.3)).holds is True
+    assert humps((1.0, 1.2, 1.0), (1.0, 1.5, 1.3)).value == 1.5
+    for low, high in (((1.0, 1.6, 1.0), (1.0, 1.5, 1.3)), ((1.0, 1.1, 1.2), (1.0, 1.5, 1.3))):
+        assert humps(low, high).holds is False
+    assert humps((1.0, 1.1, 1.2), (1.0, 1.5, 1.3)).tends is True
+
+
+def test_several_curves_and_several_orders() -> None:
+    def rise(first: SWEEP, second: SWEEP) -> Finding:
+        return found("all_rise", {"a": sweep(*first), "b": sweep(*second)}, along={"a": "n", "b": "n"}, times=1.5)
+
+    assert (rise((1.0, 2.0), (1.0, 3.0)).holds, rise((1.0, 2.0), (1.0, 3.0)).value) == (True, 2.0)
+    assert (rise((1.0, 2.0), (1.0, 1.2)).holds, rise((1.0, 2.0), (1.0, 1.2)).tends) == (False, True)
+    rows = {name: [point(value)] for name, value in {"a": 1.0, "b": 1.5, "c": 2.0}.items()}
+    assert found("all_ordered", rows, orders=[["a", "b"], ["a", "c"]]).holds is True
+    turned = found("all_ordered", rows, orders=[["a", "b"], ["c", "a"]])
+    assert (turned.holds, turned.tends, turned.value) == (False, True, 1.5)
+    for rule, args in (("all_rise", {"along": {}, "times": 1.0}), ("all_ordered", {"orders": []})):
+        with pytest.raises(Undecided, match="was named"):
+            found(rule, rows, **args)
+
+
+def test_the_largest_quotient_along_an_axis() -> None:
+    got = found("peak_ratio", {"top": sweep(2.0, 9.0, 4.0), "bottom": sweep(1.0, 3.0, 4.0)}, axis="n")
+    assert got.value == 3.0
+    assert "at n=2" in got.text
+    apart = {"top": sweep(2.0, 9.0), "bottom": [point(1.0, 16), point(1.0, 32)]}
+    with pytest.raises(Undecided, match="in common"):
+        found("peak_ratio", apart, axis="n")
+
+
+def test_the_load_that_is_sustained() -> None:
+    def over(top: SWEEP, bottom: SWEEP, **args: float) -> Finding:
+        rows = {"top": sweep(*top), "bottom": sweep(*bottom)}  # at loads 1, 2, 4, 8
+        return found("sustained", rows, axis="n", **args)
+
+    assert over((1.0, 1.0, 1.0, 0.8), (1.0, 1.0, 0.8, 0.2), least=0.9).value == pytest.approx(6.0 / 3.0)
+    assert over((1.0, 1.0, 0.9, 0.8), (0.95, 0.85, 0.95, 0.0), least=0.9).value < 1.0  # the last that holds counts
+    assert over((0.1, 0.2, 0.9, 1.1), (0.5, 1.5, 2.5, 3.5), most=1.0).value == pytest.approx(6.0 / 1.5)
+    assert "6 over 3" in over((1.0, 1.0, 1.0, 0.8), (1.0, 1.0, 0.8, 0.2), least=0.9).text
+    for top, text in (((1.0, 1.0, 1.0, 1.0), "above n=8"), ((0.1, 0.1, 0.1, 0.1), "below n=1")):
+        with pytest.raises(Undecided, match=text):
+            over(top, (1.0, 1.0, 0.8, 0.2), least=0.9)
+    for args in ({}, {"least": 1.0, "most": 1.0}):
+        with pytest.raises(Undecided, match="one number"):
+            over((1.0, 0.0), (1.0, 0.0), **args)
+
+
 def test_within_is_a_band() -> None:
     for top, wanted in ((0.95, True), (1.05, True), (0.9, False), (1.2, False)):
         assert found("within", two(top, 1.0), least=0.95, most=1.05).holds is wanted
@@ -155,7 +235,11 @@ ARGS: dict[str, dict[str, Any]] = {
     "within": {"least": 0.9, "most": 1.1}, "flat": {"axis": "n", "spread": 0.1}, "rising": {"axis": "n", "times": 2.0},
     "climbs": {"axis": "n", "by": 0.1}, "saturates": {"axis": "n", "least": 0.9}, "value": {}, "ratio": {},
     "proportional": {"axis": "n", "spread": 0.1}, "per_operation_law": {"most": 0.1}, "difference": {},
-    "ordered": {"names": ["it", "top"]},
+    "ordered": {"names": ["it", "top"]}, "sustained": {"axis": "n", "least": 0.9},
+    "peak_ratio": {"axis": "n"}, "largest": {"axis": "n"}, "scaled": {"by": 3.0, "unit": "B"}, "rest": {"of": 2.0},
+    "ratio_beside": {"plus": 1.0}, "falls": {"axis": "n", "by": 0.1}, "fades": {"axis": "n", "to": 1.0, "within": 0.1},
+    "humped": {"axis": "n", "names": ["it", "top"]}, "all_rise": {"along": {"it": "n"}, "times": 2.0},
+    "all_ordered": {"orders": [["bottom", "it"], ["top", "it"]]},
 }  # fmt: skip
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 UNITS = st.sampled_from(["1", "s", "B/s", "B", "[bold]"])

@@ -12,7 +12,7 @@
 static const Settings DEFAULTS = {
     .devices = 1, .driver_version = 13000, .total_bytes = 256 * MIB, .pin_limit = INT64_MAX, .die_limit = INT64_MAX, .depth = 1024,
     .alias_differs = 1, .managed = 1, .l2_bytes = 60 * MIB, .sms = 4, .numa_node = -1, .compute_major = 9,
-    .compute_minor = 0, .granularity = 2 * MIB, .event_quantum_ns = 1,
+    .compute_minor = 0, .granularity = 2 * MIB, .event_quantum_ns = 1, .shared_optin = 232448,
 };
 Settings fake_settings;
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -78,7 +78,7 @@ static int64_t *setting(const char *name) {
     if (!strcmp(name, #field)) return &fake_settings.field
     AT(devices); AT(driver_version); AT(total_bytes); AT(pin_limit); AT(die_limit); AT(depth); AT(alias_differs); AT(managed);
     AT(l2_bytes); AT(sms); AT(numa_node); AT(compute_major); AT(compute_minor); AT(granularity);
-    AT(registered_attribute); AT(virtual_time); AT(op_ns); AT(byte_ps); AT(record_ns); AT(event_quantum_ns);
+    AT(registered_attribute); AT(shared_optin); AT(virtual_time); AT(op_ns); AT(byte_ps); AT(record_ns); AT(event_quantum_ns);
     AT(pause);
 #undef AT
     return NULL;
@@ -261,6 +261,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = (int)fake_settings.compute_minor; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = (int)fake_settings.sms; break;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = (int)fake_settings.l2_bytes; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = (int)fake_settings.shared_optin; break;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *value = (int)fake_settings.numa_node; break;
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: *value = (int)fake_settings.managed; break;
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: *value = !fake_settings.alias_differs; break;

@@ -17,7 +17,7 @@
 /* Settings, by name through fake_set; the defaults are in core.c. */
 typedef struct {
     int64_t devices, driver_version, total_bytes, pin_limit, die_limit, depth, alias_differs, managed, l2_bytes, sms, numa_node,
-        compute_major, compute_minor, granularity, registered_attribute;
+        compute_major, compute_minor, granularity, registered_attribute, shared_optin;
     int64_t virtual_time, op_ns, byte_ps, record_ns, event_quantum_ns; /* virtual_time 0: events read the host clock */
     int64_t pause; /* streams take nothing from their queues */
 } Settings;

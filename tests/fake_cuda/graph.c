@@ -1,4 +1,4 @@
-/* Graphs of kernel nodes: built node by node, instantiated, launched onto a stream as the kernels they hold. */
+/* Graphs of kernel and copy nodes: built node by node, instantiated, launched onto a stream as the kernels they hold. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -7,6 +7,7 @@
 
 typedef struct Node {
     Op op; /* arguments are copied when the node is added, as the documentation says: not when the graph runs */
+    const struct Node *origin; /* of a node of an exec: the graph's node it was made from */
     struct Node *next;
 } Node;
 /* A graph, or (exec) what was instantiated of one: its nodes are its own, so the graph may go before it. */
@@ -69,12 +70,51 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *added, CUgraph graph, const CUgrap
     return fake_leave(CUDA_SUCCESS);
 }
 
+/* One-dimensional copies between addresses alone, as an exec that will be updated must have. */
+static CUresult copy_op(const CUDA_MEMCPY3D_v2 *p, Op *op) {
+    const CUmemorytype any = CU_MEMORYTYPE_UNIFIED;
+    if (p->srcMemoryType != any || p->dstMemoryType != any || p->Height != 1 || p->Depth != 1 || !p->WidthInBytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (p->srcXInBytes || p->srcY || p->srcZ || p->dstXInBytes || p->dstY || p->dstZ || p->reserved0 || p->reserved1)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!fake_translate(p->srcDevice, p->WidthInBytes, 1) || !fake_translate(p->dstDevice, p->WidthInBytes, 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    *op = (Op){.kind = OP_COPY, .dst = p->dstDevice, .src = p->srcDevice, .bytes = p->WidthInBytes};
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddMemcpyNode(CUgraphNode *added, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                              const CUDA_MEMCPY3D_v2 *p, CUcontext ctx) {
+    ENTER(IN_CONTEXT, graph, count, p, ctx);
+    Graph *g = find(graph, 0);
+    Op op;
+    if (!g) return fake_leave(CUDA_ERROR_INVALID_HANDLE);
+    if ((Context *)ctx != fake_context() || (count && !dependencies)) return fake_leave(CUDA_ERROR_INVALID_CONTEXT);
+    CUresult result = copy_op(p, &op);
+    if (!result) *added = (CUgraphNode)append(g, &op);
+    return fake_leave(result);
+}
+
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D_v2 *p, CUcontext ctx) {
+    ENTER(IN_CONTEXT, exec, node, p, ctx);
+    Graph *g = find(exec, 1);
+    if (!g) return fake_leave(CUDA_ERROR_INVALID_HANDLE);
+    for (Node *own = g->first; own; own = own->next)
+        if (own->origin == (const Node *)node && own->op.kind == OP_COPY) {
+            Op op;
+            CUresult result = copy_op(p, &op);
+            if (!result) own->op = op;
+            return fake_leave(result);
+        }
+    return fake_leave(CUDA_ERROR_INVALID_VALUE);
+}
+
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
     ENTER(IN_CONTEXT, graph, flags, 0, 0);
     Graph *g = find(graph, 0);
     if (!g || flags) return fake_leave(g ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE);
     Graph *made = make(1);
-    for (const Node *node = g->first; node; node = node->next) append(made, &node->op);
+    for (const Node *node = g->first; node; node = node->next) append(made, &node->op)->origin = node;
     *exec = (CUgraphExec)made;
     return fake_leave(CUDA_SUCCESS);
 }

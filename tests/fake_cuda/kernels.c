@@ -156,6 +156,30 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
     return fake_leave(CUDA_SUCCESS);
 }
 
+/* Beyond 48 KiB a block has what its kernel was given here, up to what the device reports. */
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    ENTER(IN_CONTEXT, function, attribute, value, 0);
+    if (!function) return fake_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > fake_settings.shared_optin)
+        return fake_leave(CUDA_ERROR_INVALID_VALUE);
+    return fake_leave(CUDA_SUCCESS);
+}
+
+/* The map is what was asked for, word by word: address, type, rank, two sizes, a pitch, two box sizes. */
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                const cuuint64_t *dims, const cuuint64_t *pitches, const cuuint32_t *box,
+                                const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    ENTER(IN_CONTEXT, map, type, rank, address);
+    if ((uintptr_t)map % 64 || (uintptr_t)address % 16 || rank != 2 || interleave || !steps || steps[0] != 1 || steps[1] != 1)
+        return fake_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!dims[0] || !dims[1] || pitches[0] % 16 || !box[0] || !box[1] || box[0] > 256 || box[1] > 256)
+        return fake_leave(CUDA_ERROR_INVALID_VALUE);
+    *map = (CUtensorMap){.opaque = {(uint64_t)(uintptr_t)address, type, rank, dims[0], dims[1], pitches[0], box[0], box[1],
+                                    swizzle, promotion, fill}};
+    return fake_leave(CUDA_SUCCESS);
+}
+
 void fake_modules_reset(void) {
     while (modules) {
         Module *m = modules;

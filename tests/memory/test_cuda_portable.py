@@ -88,5 +88,8 @@ def test_a_launch_carries_shared_memory_and_null_pointers(monkeypatch: pytest.Mo
         with pytest.raises(UsageError, match="not a Triton kernel"):
             kernels.portable(kernel("copy"), 1, 16, 16, 16)
         monkeypatch.setattr(portable, "image_of", lambda kernel, arch: Image(b"FAKE kv_flush", 2, 64 << 10))
-        with pytest.raises(Unavailable, match="more shared memory"):
+        assert kernels.portable(named, 1, *[1 << 20] * 6, *NUMBERS).shared == 64 << 10
+        assert made.fake.names()[-1] == "cuFuncSetAttribute"
+        made.fake.set(shared_optin=48 << 10)
+        with pytest.raises(Unavailable, match=r"more shared memory.*got '65536 bytes', expected at most 49152"):
             kernels.portable(named, 1, *[1 << 20] * 6, *NUMBERS)

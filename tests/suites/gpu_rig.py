@@ -31,6 +31,7 @@ from tests.fake_cuda import Fake
 
 HERE = Path(__file__).resolve().parent
 MORE = HERE / "ladder_movers.c"
+GEMM = HERE / "gemm_movers.c"
 ON_HOST = HERE.parent / "kernels" / "gpu"  # device_on_host.h: what makes the .cu files C
 IMAGE = b"FAKE " + b" ".join(k.entry.encode() for k in catalogue.KERNELS.values() if k.form == "cuda")
 # Time of the fake: 1 us an operation and 50 GB/s for copies, less than the host really takes, so that no window of the
@@ -55,9 +56,12 @@ def library() -> Path:
     assert TABLE_ENDS in text, "fake_cuda/kernels.c ends its table in another way than this knows"
     text = text.replace(TABLE_ENDS, TABLE_GOES_ON)
     others = [p for p in sorted(fake_cuda.HERE.glob("*.c")) if p.name != "kernels.c"]
-    read = (*others, fake_cuda.HERE / "fake.h", fake_cuda.KERNELS / "service.cu", MORE, ON_HOST / "device_on_host.h")
+    read = (
+        *others, fake_cuda.HERE / "fake.h", fake_cuda.KERNELS / "service.cu", MORE, GEMM, ON_HOST / "device_on_host.h",
+        ON_HOST / "gemm_on_host.h", ON_HOST / "gemm_variants.h",
+    )  # fmt: skip
     digest = hashlib.sha256(f"{text} {gcc} {include}".encode())
-    for path in (*read, *(catalogue.FOLDER / name for name in ("movers.cu", "arithmetic.cu"))):
+    for path in (*read, *(catalogue.FOLDER / name for name in ("movers.cu", "arithmetic.cu", "gemm.cu"))):
         digest.update(path.read_bytes())
     target = Path(os.environ["XDG_CACHE_HOME"]) / "fake_cuda" / f"ladder-{digest.hexdigest()[:16]}" / "libcuda.so.1"
     if not target.is_file():
@@ -66,7 +70,7 @@ def library() -> Path:
         source.write_text(text)
         folders = [f"-I{f}" for f in (include, fake_cuda.KERNELS, fake_cuda.HERE, catalogue.FOLDER, ON_HOST)]
         flags = [*fake_cuda.FLAGS, "-Wno-unused", "-Wno-unknown-pragmas", "-shared"]
-        command = [gcc, *flags, *folders, "-o", str(fresh), str(source), str(MORE), *map(str, others)]
+        command = [gcc, *flags, *folders, "-o", str(fresh), str(source), str(MORE), str(GEMM), *map(str, others)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         source.unlink()
         assert done.returncode == 0, done.stderr

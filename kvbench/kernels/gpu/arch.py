@@ -30,6 +30,11 @@ class Arch:
     register_limit: int
     source: str
 
+    @property
+    def matrix(self) -> str:
+        """``mma`` (a warp's), ``wgmma`` (a warp group's, Hopper), ``tcgen05`` (data-centre Blackwell) or ``mfma``."""
+        return {90: "wgmma", 100: "tcgen05"}.get(self.number, "mma") if isinstance(self.number, int) else "mfma"
+
 
 def _nvidia(name: str, number: int, shared_kib: int, source: str) -> Arch:
     return Arch(name, "cuda", number, 32, shared_kib << 10, 48 << 10, 65536, source)

@@ -104,15 +104,17 @@ def triton(kernels: Sequence[tuple[GpuKernel, Arch]], timeout: float = 120.0) ->
 def triton_job(kernel: GpuKernel, arch: Arch) -> child.Job:
     """Return what the child needs to compile ``kernel``: its file, types, constants, and the aligned pointers."""
     names = [a.name for a in kernel.arguments]
+    gluon = kernel.form == "gluon"
     return child.Job(
-        "triton",
+        "gluon" if gluon else "triton",
         arch.name,
         path=str(kernel.source),
         entry=kernel.entry,
         types=dict(zip(names, kernel.types, strict=True)),
         constants=dict(kernel.constants),
         aligned=[k for k, a in enumerate(kernel.arguments) if a.kind == "pointer" and a.align % 16 == 0],
-        warps=kernel.block // arch.warp,
+        # Groups of warps stand beside those the kernel begins with.
+        warps=int(dict(kernel.constants)["WARPS"]) if gluon else kernel.block // arch.warp,
         backend=arch.backend,
         number=arch.number,
         warp=arch.warp,

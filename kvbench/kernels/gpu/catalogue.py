@@ -20,11 +20,12 @@ class Argument:
     """One argument of a launch, in order.
 
     ``kind`` is its type: ``pointer`` (device address or device alias of host memory), ``u64``, ``i64``, ``i32``,
-    ``f64``. ``align`` is what a pointer's address must be a multiple of: a wide access elsewhere is a sticky error.
+    ``f64``, ``map`` (a tensor map, 128 bytes by value). ``align`` is what a pointer's address must be a multiple of: a
+    wide access elsewhere is a sticky error.
     """
 
     name: str
-    kind: Literal["pointer", "u64", "i64", "i32", "f64"]
+    kind: Literal["pointer", "u64", "i64", "i32", "f64", "map"]
     meaning: str
     align: int = 1
 
@@ -34,13 +35,17 @@ class Demand:
     """What the gates ask of the machine code, beyond no spills and limits that every kernel keeps.
 
     ``loads``, ``stores``: the widest is at least 128 bits; ``in_flight``: bytes of wide loads one block of
-    ``GpuKernel.block`` threads has issued before it waits for one; ``timed``: clocks enclose a dependent chain.
+    ``GpuKernel.block`` threads has issued before it waits for one; ``timed``: clocks enclose a dependent chain;
+    ``every``: no global load is narrower than 128 bits;
+    ``math``: what multiplies, ``ffma`` (scalar, no matrix instruction) or ``tensor`` (the architecture's own).
     """
 
     loads: bool = False
     stores: bool = False
     in_flight: int = 0
     timed: bool = False
+    every: bool = False
+    math: Literal["", "ffma", "tensor"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,12 @@ class GpuKernel:
 
     ``reference`` is the numpy function that says what it must leave behind. For Triton ``types`` gives each
     argument's type (``*i32``), ``constants`` the values compiled in (a dtype as its name), and every 16-byte aligned
-    pointer is declared as such.
+    pointer is declared as such. For CUDA C++ the constants are macros in front of the text, and ``ENTRY`` is the entry.
+    ``shared``: bytes of dynamic shared memory a CUDA C++ block asks for; ``archs``: those it is for, none named: all.
     """
 
     name: str
-    form: Literal["cuda", "triton"]
+    form: Literal["cuda", "triton", "gluon"]
     source: Path
     entry: str
     block: int
@@ -64,10 +70,16 @@ class GpuKernel:
     types: tuple[str, ...] = ()
     constants: tuple[tuple[str, int | str], ...] = ()
     registers: int = 0  # a thread may have, for Triton on NVIDIA; 0: as many as the assembler thinks good
+    shared: int = 0
+    archs: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return the source text: of a ``.cu`` file what NVRTC or CuPy's RawModule compiles, without any header."""
-        return self.source.read_text(encoding="utf-8")
+        text = self.source.read_text(encoding="utf-8")
+        if self.form != "cuda" or not self.constants:
+            return text
+        macros = (("ENTRY", self.entry), *self.constants)
+        return "".join(f"#define {name} {value}\n" for name, value in macros) + text
 
     def digest(self) -> str:
         """Return 16 hex digits over source, entry, block and constants: what ``kernel`` of a row identifies."""
@@ -301,8 +313,15 @@ def service_kernels() -> dict[str, GpuKernel]:
 
 
 def attention_kernels() -> dict[str, GpuKernel]:
-    """Return the forms of decode attention that the gates look at; any other is made by its own module."""
-    from kvbench.kernels.gpu.decode_kernels import GATED
+    """Return the forms of attention and its projection that the gates look at; others are made by their own modules."""
+    from kvbench.kernels.gpu import decode_kernels, prefill_kernels
+
+    return {k.name: k for k in (*decode_kernels.GATED, *prefill_kernels.GATED)}
+
+
+def gemm_kernels() -> dict[str, GpuKernel]:
+    """Return the forms of the product with B far that the gates look at; any other is made by its own module."""
+    from kvbench.kernels.gpu.gemm_kernels import GATED
 
     return {k.name: k for k in GATED}
 

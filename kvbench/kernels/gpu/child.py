@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One compilation; ``kind`` is ``nvrtc`` (uses ``text``) or ``triton`` (uses the rest)."""
+    """One compilation; ``kind`` is ``nvrtc`` (uses ``text``), ``triton`` or ``gluon`` (use the rest)."""
 
     kind: str
     arch: str
@@ -80,12 +81,15 @@ def _triton(job: Job) -> dict[str, Any]:
     spec.loader.exec_module(module)
     # A dtype travels as its name: tl.float32 is not JSON.
     constants = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in job.constants.items()}
-    source = ASTSource(
-        getattr(module, job.entry),
-        {**job.types, **dict.fromkeys(constants, "constexpr")},
-        constants,
-        {(k,): [["tt.divisibility", 16]] for k in job.aligned},
-    )
+    types = {**job.types, **dict.fromkeys(constants, "constexpr")}
+    if job.kind == "gluon":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        kind: Any = GluonASTSource
+        types = {name: _with_layout(text) for name, text in types.items()}
+    else:
+        kind = ASTSource
+    source = kind(getattr(module, job.entry), types, constants, {(k,): [["tt.divisibility", 16]] for k in job.aligned})
     options: dict[str, int] = {"num_warps": job.warps}
     if job.registers and job.backend == "cuda":
         options["maxnreg"] = job.registers
@@ -99,6 +103,19 @@ def _triton(job: Job) -> dict[str, Any]:
         "dynamic_shared": int(made.metadata.shared),
         "compiler": f"Triton {triton.__version__}",
     }
+
+
+def _with_layout(text: str) -> str:
+    """Return a tensor map's type with the layout its box has in shared memory, any other type as it is."""
+    found = re.fullmatch(r"tensordesc<(\w+)\[([\d,]+)\]>", text)
+    if not found:
+        return text
+    import triton.language as tl
+    from triton.experimental.gluon import language as gl
+
+    element = {"fp32": tl.float32, "bf16": tl.bfloat16}[found[1]]
+    layout = gl.NVMMASharedLayout.get_default_for([int(n) for n in found[2].split(",")], element)
+    return f"{text[:-1]},{layout!r}>"
 
 
 def _disassemble(cubin: bytes, nvdisasm: str | None) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""The matrix product servers run, by cuBLAS through its C interface: C = A B in bfloat16 with float32 sums."""
+"""The matrix product servers run, by cuBLAS through its C interface: C = A B, bfloat16 with float32 sums or float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbench.errors import KvbenchError, Unavailable
 
 NAMES = ("libcublas.so.13", "libcublas.so.12")
 # library_types.h and cublas_api.h, the same numbers in CUDA 11 to 13
-R_16BF, COMPUTE_32F, OP_N, DEFAULT_ALGORITHM = 14, 68, 0, -1
+R_32F, R_16BF, COMPUTE_32F, OP_N, DEFAULT_ALGORITHM = 0, 14, 68, 0, -1
 _P, _I = ctypes.c_void_p, ctypes.c_int
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cublasCreate_v2": (ctypes.POINTER(_P),),
@@ -66,6 +66,19 @@ class Cublas:
         self._call(
             "cublasGemmEx", self._handle, OP_N, OP_N, m, n, k, ctypes.byref(self._one), a, R_16BF, m, b, R_16BF, k,
             ctypes.byref(self._zero), c, R_16BF, m, COMPUTE_32F, DEFAULT_ALGORITHM,
+        )  # fmt: skip
+
+    def gemm32(
+        self, stream: ctypes.c_void_p, shape: tuple[int, int, int], a: tuple[int, int], b: tuple[int, int],
+        c: tuple[int, int],
+    ) -> None:  # fmt: skip
+        """Queue C [m, n] = A [m, k] B [k, n] of ``shape`` (m, n, k) in float32: column-major matrices at (device
+        address, leading dimension). No TF32: that takes a math mode nobody sets here."""
+        m, n, k = shape
+        self._call("cublasSetStream_v2", self._handle, stream)
+        self._call(
+            "cublasGemmEx", self._handle, OP_N, OP_N, m, n, k, ctypes.byref(self._one), a[0], R_32F, a[1], b[0], R_32F,
+            b[1], ctypes.byref(self._zero), c[0], R_32F, c[1], COMPUTE_32F, DEFAULT_ALGORITHM,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from kvbench.kernels.gpu.machine_code import (
 )
 
 SCHEMA = "kvbench.gates/1"
-GATES = ("spills", "limits", "wide", "in_flight", "timed")
+GATES = ("spills", "limits", "wide", "in_flight", "timed", "math")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _row(
         registers=resources.registers if resources else None,
         spill_bytes=resources.spill_bytes if resources else None,
         static_shared=resources.shared_bytes if resources else None,
-        dynamic_shared=built.dynamic_shared if built and resources else None,
+        dynamic_shared=built.dynamic_shared + kernel.shared if built and resources else None,
         shared_limit=arch.shared_limit,
         load_bits=accesses.load_bits if accesses else None,
         store_bits=accesses.store_bits if accesses else None,
@@ -137,7 +137,7 @@ def _gates(
         not spilled,
         f"{resources.spill_bytes} B spilled, {resources.stack_bytes} B stack, {local} local accesses",
     )
-    shared = resources.shared_bytes + built.dynamic_shared
+    shared = resources.shared_bytes + built.dynamic_shared + kernel.shared
     registers = -(-resources.registers // 8) * 8 * kernel.block  # handed out in units of 8 a thread
     # The static part cannot be opted into: beyond 48 KiB it has to be dynamic.
     fits = shared <= arch.shared_limit and resources.shared_bytes <= arch.static_limit
@@ -153,6 +153,9 @@ def _gates(
         if accesses:
             ok = accesses.load_bits >= 128 * demand.loads and accesses.store_bits >= 128 * demand.stores
             said = f"widest load {accesses.load_bits} bit, widest store {accesses.store_bits} bit"
+            if demand.every:
+                ok = ok and not accesses.narrow_loads
+                said += f", {accesses.narrow_loads} loads below 128 bit"
         yield Gate("wide", ok, said)
     if demand.in_flight:
         ok, said = None, "machine code not readable"
@@ -163,6 +166,15 @@ def _gates(
     if demand.timed:
         ok = accesses.timed is True if accesses else None
         yield Gate("timed", ok, "clocks around a chain of dependent loads" if ok else "clocks and loads not in order")
+    if demand.math:
+        ok, said = None, "machine code not readable"
+        if accesses:
+            wanted = {"ffma"} if demand.math == "ffma" else {arch.matrix}
+            ok, said = accesses.math == wanted, f"multiplies by {' '.join(sorted(accesses.math)) or 'nothing'}"
+            if demand.math == "tensor":  # scalar multiply-adds may scale a result beside it
+                ok = accesses.math - {"ffma"} == wanted
+            said += f", {' '.join(wanted)} asked for"
+        yield Gate("math", ok, said)
 
 
 def table(kernels: Sequence[GpuKernel], archs: Sequence[Arch]) -> list[Row]:
@@ -171,7 +183,12 @@ def table(kernels: Sequence[GpuKernel], archs: Sequence[Arch]) -> list[Row]:
     Where a compiler is not installed its rows are ``unknown`` with the reason. Raises KvbenchError when there is no
     pair to compile at all: a table without rows must not look like one without failures.
     """
-    pairs = [(k, a) for k in kernels for a in archs if k.form == "triton" or a.backend == "cuda"]
+    pairs = [
+        (k, a)
+        for k in kernels
+        for a in archs
+        if (k.form != "cuda" or a.backend == "cuda") and (not k.archs or a.name in k.archs)
+    ]
     if not pairs:
         raise KvbenchError("no kernel can be compiled for these architectures", where="gates",
                            got=", ".join(a.name for a in archs) or "none")  # fmt: skip
@@ -182,15 +199,16 @@ def table(kernels: Sequence[GpuKernel], archs: Sequence[Arch]) -> list[Row]:
         if why:
             lacking["cuda"] = why
         else:
-            # One compilation serves every kernel of a file.
-            texts = {(str(k.source), a.name): (k.text(), a) for k, a in pairs if k.form == "cuda"}
-            made = dict(zip(texts, build.cuda(list(texts.values())), strict=True))
-            built |= {(k.name, a.name): made[str(k.source), a.name] for k, a in pairs if k.form == "cuda"}
-    portable = [(k, a) for k, a in pairs if k.form == "triton"]
+            # One compilation serves every kernel of a text.
+            sources = {k.name: k.text() for k, _ in pairs if k.form == "cuda"}
+            texts = {(sources[k.name], a.name): (sources[k.name], a) for k, a in pairs if k.form == "cuda"}
+            made = dict(zip(texts, build.cuda(list(texts.values()), 60.0 + 10.0 * len(texts)), strict=True))
+            built |= {(k.name, a.name): made[sources[k.name], a.name] for k, a in pairs if k.form == "cuda"}
+    portable = [(k, a) for k, a in pairs if k.form != "cuda"]
     if portable:
         why = build.missing_triton()
         if why:
-            lacking["triton"] = why
+            lacking |= dict.fromkeys(("triton", "gluon"), why)
         else:
             results = build.triton(portable, timeout=60.0 + 10.0 * len(portable))
             built |= {(k.name, a.name): b for (k, a), b in zip(portable, results, strict=True)}

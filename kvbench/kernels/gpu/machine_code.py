@@ -9,6 +9,11 @@ from dataclasses import dataclass
 WIDE = 16  # bytes a thread moves at once with a 128-bit access; wider ones (sm_100) count too
 _LOADS, _STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
 _LOCAL = ("LDL", "STL")
+# HFMA2 is left out: NVIDIA's assembler moves constants with it.
+_MATH = {
+    "FFMA": "ffma", "FFMA2": "ffma", "HMMA": "mma", "OMMA": "mma", "QMMA": "mma", "HGMMA": "wgmma",
+    "UTCHMMA": "tcgen05", "UTCQMMA": "tcgen05", "UTCOMMA": "tcgen05",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class Accesses:
     load and store has 16, however large its tile. None without wide loads.
     ``timed``: the code reads the clock twice, each time behind the value of the load before, and between the two every
     load takes its address from the one before. None where nothing reads the clock.
+    ``narrow_loads``: global loads of less than 128 bits.
+    ``math``: what multiplies floating-point numbers: ``ffma`` and the names of :attr:`arch.Arch.matrix`.
     """
 
     load_bits: int
@@ -41,6 +48,8 @@ class Accesses:
     local: int
     in_flight: int | None
     timed: bool | None
+    math: frozenset[str] = frozenset()
+    narrow_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +178,12 @@ def sass_accesses(sass: str) -> Accesses:
         sum(i.name in _LOCAL for i in code),
         min(flights, default=None),
         _timed(code),
+        frozenset(_MATH[i.name] for i in code if i.name in _MATH),
+        sum(i.bytes < WIDE for i in loads),
     )
 
 
+_AMD_MATH = {"ffma": r"^\s+v_(?:pk_)?fma(?:c|ak|mk)?_f32", "mfma": r"^\s+v_mfma_"}
 _AMD_BITS = {"ubyte": 8, "sbyte": 8, "byte": 8, "ushort": 16, "sshort": 16, "short": 16, "dword": 32}
 
 
@@ -204,4 +216,6 @@ def amd_accesses(assembly: str) -> Accesses:
         local,
         most or None,
         None,
+        frozenset(name for name, seen in _AMD_MATH.items() if re.search(seen, assembly, re.MULTILINE)),
+        sum(b < 8 * WIDE for b in loads),
     )

@@ -202,7 +202,7 @@ class Event(_Owned):
 class Launch:
     """A kernel with its grid, block and arguments, packed once. ``arguments`` are ctypes values, kept alive here.
 
-    ``shared``: bytes of dynamic shared memory a block, at most 48 KiB."""
+    ``shared``: bytes of dynamic shared memory a block; beyond 48 KiB the function was opted in (portable.opt_in)."""
 
     def __init__(
         self, function: ctypes.c_void_p, grid: int, block: int, arguments: Sequence[Any], shared: int = 0

@@ -39,6 +39,12 @@ C_TYPES: dict[str, Any] = {
     "CUfunction_attribute": ctypes.c_int,
     "CUmemAllocationGranularity_flags": ctypes.c_int,
     "CUresult": ctypes.c_int,
+    "cuuint32_t": ctypes.c_uint32,
+    "CUtensorMapDataType": ctypes.c_int,
+    "CUtensorMapInterleave": ctypes.c_int,
+    "CUtensorMapSwizzle": ctypes.c_int,
+    "CUtensorMapL2promotion": ctypes.c_int,
+    "CUtensorMapFloatOOBfill": ctypes.c_int,
 }
 HANDLES = ("CUcontext", "CUstream", "CUevent", "CUmodule", "CUfunction", "CUgraph", "CUgraphExec", "CUgraphNode")
 
@@ -99,10 +105,18 @@ cuModuleUnload             | cuModuleUnload               |  2000 | CUmodule
 cuModuleGetFunction        | cuModuleGetFunction          |  2000 | CUfunction*, CUmodule, const char*
 cuLaunchKernel             | cuLaunchKernel               |  4000 | CUfunction, unsigned int, unsigned int, \
 unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void**, void**
+?cuFuncSetAttribute        | cuFuncSetAttribute           |  9000 | CUfunction, CUfunction_attribute, int
+?cuTensorMapEncodeTiled    | cuTensorMapEncodeTiled       | 12000 | CUtensorMap*, CUtensorMapDataType, cuuint32_t, \
+void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, \
+CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 ?cuGraphCreate             | cuGraphCreate                | 10000 | CUgraph*, unsigned int
 ?cuGraphDestroy            | cuGraphDestroy               | 10000 | CUgraph
 ?cuGraphAddKernelNode      | cuGraphAddKernelNode_v2      | 12000 | CUgraphNode*, CUgraph, const CUgraphNode*, \
 size_t, const CUDA_KERNEL_NODE_PARAMS*
+?cuGraphAddMemcpyNode      | cuGraphAddMemcpyNode         | 10000 | CUgraphNode*, CUgraph, const CUgraphNode*, \
+size_t, const CUDA_MEMCPY3D*, CUcontext
+?cuGraphExecMemcpyNodeSetParams | cuGraphExecMemcpyNodeSetParams | 10020 | CUgraphExec, CUgraphNode, \
+const CUDA_MEMCPY3D*, CUcontext
 ?cuGraphInstantiateWithFlags | cuGraphInstantiateWithFlags | 11040 | CUgraphExec*, CUgraph, unsigned long long
 ?cuGraphExecDestroy        | cuGraphExecDestroy           | 10000 | CUgraphExec
 ?cuGraphLaunch             | cuGraphLaunch                | 10000 | CUgraphExec, CUstream
@@ -198,7 +212,29 @@ class KernelNodeParams(ctypes.Structure):
     )
 
 
+def _end(side: str, reserved: str) -> tuple[tuple[str, Any], ...]:
+    words = [(f"{side}{part}", ctypes.c_size_t) for part in ("XInBytes", "Y", "Z", "LOD")]
+    return (
+        *words, (f"{side}MemoryType", ctypes.c_int), (f"{side}Host", ctypes.c_void_p),
+        (f"{side}Device", ctypes.c_uint64), (f"{side}Array", ctypes.c_void_p), (reserved, ctypes.c_void_p),
+        (f"{side}Pitch", ctypes.c_size_t), (f"{side}Height", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+class Memcpy3D(ctypes.Structure):
+    """CUDA_MEMCPY3D. A copy between two addresses: memory type 4 (unified) on both sides, height and depth 1."""
+
+    _fields_ = (
+        *_end("src", "reserved0"),
+        *_end("dst", "reserved1"),
+        ("WidthInBytes", ctypes.c_size_t),
+        ("Height", ctypes.c_size_t),
+        ("Depth", ctypes.c_size_t),
+    )
+
+
 STRUCTURES: dict[str, Any] = {
+    "CUDA_MEMCPY3D": Memcpy3D,
     "CUmemLocation": MemLocation,
     "CUmemAllocationProp": MemAllocationProp,
     "CUmemAccessDesc": MemAccessDesc,
@@ -215,6 +251,7 @@ CONSTANTS: dict[str, int] = {
     "CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY": 83,
     "CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS": 89,
     "CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM": 91,
+    "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 97,
     "CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID": 134,
     "CU_POINTER_ATTRIBUTE_MEMORY_TYPE": 2,
     "CU_POINTER_ATTRIBUTE_DEVICE_POINTER": 3,
@@ -222,6 +259,12 @@ CONSTANTS: dict[str, int] = {
     "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": 9,
     "CU_MEMORYTYPE_HOST": 1,
     "CU_MEMORYTYPE_DEVICE": 2,
+    "CU_MEMORYTYPE_UNIFIED": 4,
+    "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": 8,
+    "CU_TENSOR_MAP_DATA_TYPE_FLOAT32": 7,
+    "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": 9,
+    "CU_TENSOR_MAP_SWIZZLE_128B": 3,
+    "CU_TENSOR_MAP_L2_PROMOTION_L2_128B": 2,
     "CU_MEMHOSTALLOC_PORTABLE": 1,
     "CU_MEMHOSTALLOC_DEVICEMAP": 2,
     "CU_MEMHOSTREGISTER_PORTABLE": 1,

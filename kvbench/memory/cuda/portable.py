@@ -19,6 +19,7 @@ from kvbench.kernels.gpu import build
 from kvbench.kernels.gpu.arch import ARCHS
 from kvbench.kernels.gpu.catalogue import GpuKernel
 from kvbench.memory.cuda.device import Device, Launch, Module
+from kvbench.memory.cuda.entries import CONSTANTS
 from kvbench.memory.cuda.kernels import C_TYPES
 
 SHARED_LIMIT = 48 << 10  # bytes of dynamic shared memory a block can have without opting in
@@ -83,10 +84,23 @@ def launch(
         raise UsageError("not a launch it can take", where=kernel.name, got=f"{grid} programs", expected="at least 1")
     kernel.check(*values)
     image = image_of(kernel, device.facts.arch)
-    if image.shared > SHARED_LIMIT:
-        raise Unavailable("more shared memory than a block has", where=kernel.name, got=f"{image.shared} bytes",
-                          expected=f"at most {SHARED_LIMIT}")  # fmt: skip
     module: Module = enter(Module(device, image.code))
+    function = module.function(kernel.entry)
+    opt_in(device, function, image.shared, kernel.name)
     arguments = [C_TYPES[a.kind](value) for a, value in zip(kernel.arguments, values, strict=True)]
     arguments += [ctypes.c_uint64(0) for _ in range(image.scratch)]
-    return Launch(module.function(kernel.entry), grid, kernel.block, arguments, image.shared)
+    return Launch(function, grid, kernel.block, arguments, image.shared)
+
+
+def opt_in(device: Device, function: ctypes.c_void_p, nbytes: int, where: str) -> None:
+    """Let ``function`` have ``nbytes`` of dynamic shared memory a block: beyond 48 KiB a driver wants to be asked.
+
+    Raises Unavailable, naming what the device has, where that is more than a block can have.
+    """
+    if nbytes <= SHARED_LIMIT:
+        return
+    most = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    if nbytes > most:
+        raise Unavailable("more shared memory than a block has", where=where, got=f"{nbytes} bytes",
+                          expected=f"at most {most}", mend="choose smaller tiles or fewer stages")  # fmt: skip
+    device.call("cuFuncSetAttribute", function, CONSTANTS["CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"], nbytes)

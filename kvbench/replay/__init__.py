@@ -1,0 +1,1 @@
+"""Replaying request traces through scheduling policies: traces, cost tables, event engine, policy adapters."""

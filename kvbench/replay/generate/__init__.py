@@ -1,0 +1,1 @@
+"""Seeded generators of requests. :func:`kvbench.replay.generate.presets.preset` is the way in."""
