@@ -152,7 +152,7 @@ class _Replay:
                 self.log.add(f"a {request.id} {request.arrival!r}")
             else:
                 live.stage = "rejected"
-                self.tally.rejected += 1
+                self.tally.reject(request.id, reason)
                 self.log.add(f"r {request.id} {request.arrival!r} {reason}")
             self.upcoming = next(self.trace, None)
             if self.upcoming is not None and self.upcoming.arrival < request.arrival:

@@ -46,11 +46,12 @@ class Slo:
 class Summary:
     """A replay's metrics; seconds are simulated. Rates are None where no time passed.
 
-    ``requests`` = ``finished`` + ``rejected``. ``span``: from the first arrival to the last event. ``request_rate``
-    and ``token_rate`` (output tokens) count finished requests over ``span``. ``tpot``: (last - first token) / (output
-    - 1), for requests of two output tokens and more. ``latency``: arrival to last token; ``per_token``: latency /
-    output tokens. ``within``: finished requests that meet the objectives (a request of one token has no TPOT and meets
-    that one); ``goodput`` is their rate, ``attainment`` their share of all requests, rejected ones included.
+    ``requests`` = ``finished`` + ``rejected``; ``rejection``: which was the first and why, empty for none. ``span``:
+    from the first arrival to the last event. ``request_rate`` and ``token_rate`` (output tokens) count finished
+    requests over ``span``. ``tpot``: (last - first token) / (output - 1), for requests of two output tokens and more.
+    ``latency``: arrival to last token; ``per_token``: latency / output tokens. ``within``: finished requests that meet
+    the objectives (a request of one token has no TPOT and meets that one); ``goodput`` is their rate, ``attainment``
+    their share of all requests, rejected ones included.
 
     ``hit_rate``: prompt tokens taken from a cache / prompt tokens of the requests that started. ``computed``: tokens
     that passed through the model; ``dropped``: whose KV was thrown away and needed again, ``restored``: of these, found
@@ -61,6 +62,7 @@ class Summary:
     requests: int
     finished: int
     rejected: int
+    rejection: str
     span: float
     request_rate: float | None
     token_rate: float | None
@@ -105,6 +107,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.arrived = self.finished = self.rejected = 0
+        self.rejection = ""
         self.started_prompt = self.reused = self.computed = self.dropped = self.restored = self.output = 0
         self.iterations = self.batched = 0
         self.busy = self.near = self.idle = 0.0
@@ -115,6 +118,12 @@ class Tally:
         # requests of a single output token have no TPOT: theirs stand apart, so that the first two stay side by side
         self._ttft, self._tpot, self._ttft_single = array("d"), array("d"), array("d")
         self._latency, self._per_token = array("d"), array("d")
+
+    def reject(self, number: int, reason: str) -> None:
+        """Count a request that was rejected; the first one is kept with its reason."""
+        if not self.rejected:
+            self.rejection = f"request {number}: {reason}"
+        self.rejected += 1
 
     def done(self, live: Live) -> None:
         """Count a finished request."""
@@ -143,7 +152,7 @@ class Tally:
         counted = self.finished + self.rejected
         stalled = math.fsum(self.stalls.values())
         return Summary(
-            requests=counted, finished=self.finished, rejected=self.rejected, span=span,
+            requests=counted, finished=self.finished, rejected=self.rejected, rejection=self.rejection, span=span,
             request_rate=_over(self.finished, span), token_rate=_over(self.output, span),
             ttft=spread(self._ttft + self._ttft_single), tpot=spread(self._tpot),
             latency=spread(self._latency), per_token=spread(self._per_token),

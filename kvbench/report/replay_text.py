@@ -43,6 +43,10 @@ def replay_text(runs: Sequence[RunInfo], found: Sequence[Replayed]) -> str:
     for each in found:
         if each.first.value is None:
             parts.append(printable(f"  {each.name} {_rate(each)}: {each.first.status}: {each.first.reason}", 400))
+    for each in found:
+        if (why := each.first.detail.get("rejection")) is not None:
+            count, all_of = (each.first.detail.get(name) for name in ("rejected", "requests"))
+            parts.append(printable(f"  {each.name} {_rate(each)}: {count} of {all_of} rejected, the first, {why}", 400))
     parts += [
         f"  {counted(sum(flag in each.first.flags for each in found), 'replay')} x {printable(flag)}: "
         f"{MEANING.get(flag, 'see the row')}" for flag in sorted({f for each in found for f in each.first.flags})

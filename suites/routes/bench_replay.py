@@ -55,7 +55,8 @@ def replay(case: Case, measure: Measure) -> None:
     outcome, costs = jobs.run(job, watcher())
     found = outcome.summary(jobs.slo_of(job))
     if found.request_rate is None or not found.finished:
-        measure.skip(f"no request finished: {found.rejected} of {found.requests} rejected, larger than memory")
+        why = f"; the first, {found.rejection}" if found.rejected else ""
+        measure.skip(f"no request finished: {found.rejected} of {found.requests} rejected{why}")
     if found.rejected:
         measure.flag("rejected")
     source = f"event replay, costs of {job.machine}"
@@ -64,7 +65,8 @@ def replay(case: Case, measure: Measure) -> None:
         found.request_rate, source=source,
         detail={
             "digest": outcome.digest, "events": outcome.events, "requests": found.requests, "finished": found.finished,
-            "rejected": found.rejected, "within": found.within, "span": found.span, "busy": found.busy,
+            "rejected": found.rejected, "rejection": found.rejection or None, "within": found.within,
+            "span": found.span, "busy": found.busy,
             "near": found.near, "idle": found.idle, "iterations": found.iterations, "mean_batch": found.mean_batch,
             "prompt_tokens": found.prompt_tokens, "output_tokens": found.output_tokens, "reused": found.reused,
             "computed": found.computed, "dropped": found.dropped, "restored": found.restored,
