@@ -125,12 +125,13 @@ def histories(found: Side, db: str | None, *, stored: bool) -> tuple[list[Trend]
                 primary.setdefault(row.digest, row)
     trends: list[Trend] = []
     with reading(db) as store:
+        noted = store.annotations(hw_class=found.hw_class)  # once: a query a case was a sixth of a page of 500
         for row in primary.values():
             points = store.history(row.digest, row.metric, found.hw_class, limit=MOST_POINTS)
             if sum(point.figure.value is not None for point in points) < LEAST_HISTORY:
                 continue
             known = KnownCase(row.digest, row.suite, row.bench, row.bench_version, row.axes)
-            notes = store.annotations(hw_class=found.hw_class, case_digest=row.digest)
+            notes = [note for note in noted if note.case_digest in (None, row.digest)]
             trends.append(trend(known, row.metric, found.hw_class, points, notes))
     return trends, "" if trends else f"no case has {LEAST_HISTORY} runs with a value on {found.hw_class}"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import literal, or_, select
 
 from kvbench.contract.result import Scalar
 from kvbench.errors import UsageError
@@ -122,14 +122,15 @@ class Decisions:
             )  # fmt: skip
         return note
 
-    def annotations(self, *, hw_class: str, case_digest: str) -> list[Note]:
-        """Return the notes about a case on some hardware, and those about the hardware or all, oldest first."""
+    def annotations(self, *, hw_class: str, case_digest: str | None = None) -> list[Note]:
+        """Return the notes about a case (None: about any) on some hardware, and those about the hardware or all,
+        oldest first."""
         statement = (
             select(
                 notes.c.uuid, notes.c.created_at, notes.c.hw_class, notes.c.run_uuid, notes.c.case_digest, notes.c.text
             )
             .where(
-                or_(notes.c.case_digest == case_digest, notes.c.case_digest.is_(None)),
+                or_(notes.c.case_digest == case_digest, notes.c.case_digest.is_(None), literal(case_digest is None)),
                 or_(notes.c.hw_class == hw_class, notes.c.hw_class.is_(None)),
             )
             .order_by(notes.c.created_at, notes.c.id)

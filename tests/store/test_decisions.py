@@ -51,6 +51,9 @@ def test_notes_are_read_back_for_their_case_and_hardware(any_store: Store) -> No
     found = any_store.annotations(hw_class="cpu-a", case_digest=digest)
     assert [note.text for note in found] == ["new level", "about the run"]
     assert found[0] == mine
+    every = any_store.annotations(hw_class="cpu-a")
+    assert [note.text for note in every] == ["new level", "about the run", "another case"]
+    assert [note for note in every if note.case_digest in (None, digest)] == found
 
 
 @pytest.mark.parametrize("text", ["", "  ", "x" * 2001])
