@@ -42,8 +42,8 @@ AGREE_LOW, TIE = 0.9, 0.05
 LAYERS = 2
 BYTES_SHAPES = {"1 query": (1, 4096, 64, 256), "ragged": (500, 4001, 64, 256), "512 queries": (512, 4096, 64, 256)}
 SWEEP_ROUNDS = 5
-SWEEP = [(q, bq, bkv) for q in (64, 256, 1024) for bq in (32, 128) for bkv in (16, 256) if bq <= q]
-TOKENS = (64, 256, 1024)
+SWEEP = [(q, bq, bkv) for q in (64, 256, 1024) for bq in (32, 128) for bkv in (64, 256) if bq <= q]
+TOKENS = (512, 1024, 2048)
 
 
 def figures(rounds: int = ROUNDS) -> Iterator[Figure]:

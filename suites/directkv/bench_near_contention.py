@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 from kvbench import Case, Measure, axis, bench
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvbench.contract.axis import Value
+    from kvbench.contract.result import Result
 
 COPY_BYTES = 128 << 20
+PASSES_INSIDE = 8  # of the copy on a GPU while the product runs: its rate is that of whole passes
+TRIES = 5  # of a sample whose copy was not under way all the time
+PROBE_PASSES = 16
 
 
 def exists(axes: Mapping[str, Value]) -> bool:
@@ -41,12 +45,21 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
     share=axis.integer(smoke=["50"], quick=["50"], full=["25", "50", "75"], high=100),
 )  # fmt: skip
 def near_contention(case: Case, measure: Measure) -> None:
-    """Seconds of a product while a copy takes `share` per cent of what one core copies in near memory.
+    """Seconds of a product while a copy takes `share` per cent of what one core (GPU: all of it) copies near.
 
     Ceiling, in turns: the same product without the copy. slowdown: seconds beside the copy over those without, sample
-    by sample; copy_rate: what the copy had meanwhile, its bytes counted once. The copy has a core of its own: next to
-    loads that run ahead it needs a third one.
+    by sample; copy_rate: what the copy had meanwhile, its bytes counted once. On a host the copy has a core of its own:
+    next to loads that run ahead it needs a third one. On a GPU it has as many blocks as that rate takes, a sample
+    counts only when it was under way from before the product to after it, and the L2 is flushed before each.
     """
+    if case.device == "gpu":
+        on_gpu(case, measure)
+    else:
+        on_host(case, measure)
+
+
+def on_host(case: Case, measure: Measure) -> None:
+    """Measure the host form."""
     from statistics import median
 
     from kvbench.kernels.paced_copy import PacedCopy
@@ -54,13 +67,6 @@ def near_contention(case: Case, measure: Measure) -> None:
     from kvbench.memory.tiers import parse_pair
     from kvbench.systems.directkv.host_rig import cores, open_rig, tiled
 
-    if case.device == "gpu":
-        from kvbench.timing.gpu_session import open_driver
-
-        open_driver()
-        measure.skip(
-            "a copy beside a product is measured on hosts only: which of a GPU's blocks it takes is not controlled"
-        )
     context, pair = measure.context, parse_pair(case.pair)
     gemm = tiled(case.n, case.n, case.n, str(case.tile))
     # in turns one core loads and multiplies, and the second one is free for the copy
@@ -106,6 +112,13 @@ def near_contention(case: Case, measure: Measure) -> None:
     measure.note("copy_alone", full)
     measure.note("copy_wanted", wanted)
     measure.note("near_bytes_a_flop", moved.near / gemm.flops)
+    add(measure, row, ratios, rates)
+
+
+def add(measure: Measure, row: Result, ratios: Sequence[float], rates: Sequence[float]) -> None:
+    """Add the rows of what the product lost and what the copy had, sample by sample with the primary ``row``."""
+    from statistics import median
+
     if row.value is None:
         return
     tainted = row.status == "tainted"
@@ -114,3 +127,126 @@ def near_contention(case: Case, measure: Measure) -> None:
             metric, median(values[-row.n :]), unit=unit, better="higher" if unit == "B/s" else "lower", n=row.n,
             status="tainted" if tainted else "ok", reason=row.reason if tainted else "",
         )  # fmt: skip
+
+
+def on_gpu(case: Case, measure: Measure) -> None:
+    """Measure the GPU form: float32, the copy on a side stream by the fewest blocks that copy at the rate asked for.
+
+    The blocks take multiprocessors as well as bandwidth: how many is in the detail, which ones is not controlled.
+    """
+    from math import ceil
+    from statistics import median
+
+    from kvbench.errors import KvbenchError
+    from kvbench.measure import Reference
+    from kvbench.memory.cuda.movers import BLOCKS_PER_SM, MemoryWork
+    from kvbench.systems.directkv.gpu_gemm import Asked, GpuGemm, usual_depth
+    from kvbench.systems.directkv.gpu_near_copy import L2_MULTIPLE, NearCopy, blocks_for
+    from kvbench.systems.strata.overlap_beside import Beside
+    from kvbench.timing.events import DEPTH
+    from kvbench.timing.gpu_rows import on_gpu as describe
+    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_session import GpuSession
+
+    with GpuSession() as gpu:
+        describe(measure, gpu, link=case.method != "resident")
+        seed, stream, sms = measure.context.seed, gpu.clock.stream, gpu.device.facts.sms
+        depth = usual_depth(gpu.device, case.method)
+        asked = Asked(case.n, case.n, case.n, case.method, "simt", case.tile, depth=depth)
+        work = GpuGemm(gpu.service, gpu.enter, asked, seed)
+        for flag in work.flags:
+            measure.flag(flag)
+        for name, value in work.notes().items():
+            measure.note(name, value)
+        if gpu.in_l2(work.near_bytes):
+            measure.flag("in_l2")
+        product = gpu.clock.cold(work.submit, work.operations, work.also)
+        seconds = median(product(1) for _ in range(3))
+        why = resolved(product)
+        if why:
+            measure.skip(why)
+        size = L2_MULTIPLE * gpu.device.facts.l2_bytes
+        whole = MemoryWork("copy", size, gpu.service, gpu.kernels, gpu.enter, seed + 11)
+        copies = gpu.clock.hot(whole.submit)
+        full = size / median(copies(1) for _ in range(3))
+        whole.check()
+        wanted = full * case.share / 100
+        copy = NearCopy(gpu.service, gpu.kernels, gpu.enter, int(wanted * seconds / PASSES_INSIDE), seed + 21)
+        copy.slices[0].submit(stream)  # the first launch of a kernel loads it: not behind the blocker
+        stream.synchronize()
+        beside = Beside(gpu.device, work.submit, copy.slices, gpu.enter, gpu.clock.blocker)
+
+        def rate_of(blocks: int) -> float:
+            copy.use(blocks)
+            return copy.slice_bytes / beside.copy_alone(stream, PROBE_PASSES)
+
+        blocks, rate = blocks_for(wanted, rate_of, BLOCKS_PER_SM * sms)
+        copy.use(blocks)
+        most = (DEPTH - work.operations) // 2 - 8  # a pass and its event each, behind one blocker
+        passes = 4 + ceil(2.0 * seconds * rate / copy.slice_bytes)
+        if passes > most:
+            measure.skip(f"the product takes as long as {passes} copies, more than may be queued")
+        alone: list[float] = []
+        ratios: list[float] = []
+        rates: list[float] = []
+        missed = 0
+
+        def window(_: int) -> float:
+            found = beside.both(stream, passes)
+            if not (found.covered and found.passes):
+                return 0.0
+            rates.append(found.passes * copy.slice_bytes / found.copy)
+            return found.work
+
+        cold_window, cold_alone = gpu.flushed(window), gpu.flushed(lambda _: beside.alone(stream))
+
+        def once() -> float:
+            nonlocal passes, missed
+            for _ in range(TRIES):
+                taken = cold_window(1) or 0.0
+                if taken:
+                    return taken
+                missed += 1
+                passes = min(most, passes + passes // 2)
+            raise KvbenchError(
+                "the copy was not under way all the time", where="near_contention", got=f"{TRIES} void samples",
+                mend="end other programs, or choose another share",
+            )  # fmt: skip
+
+        def run(reps: int) -> float:
+            total = 0.0
+            for _ in range(reps):
+                taken = once()
+                if alone:
+                    ratios.append(taken / alone[-1])
+                total += taken
+            return total
+
+        def without(reps: int) -> float:
+            taken = [cold_alone(1) or 0.0 for _ in range(reps)]
+            alone.extend(taken)
+            return sum(taken)
+
+        def verify() -> None:
+            copy.spoil()
+            beside.copy_alone(stream, max(2, len(copy.slices)))
+            copy.check()
+            work.spoil()
+            once()
+            work.check()
+
+        without(1)
+        moved = work.traffic
+        resident = case.method == "resident"
+        row = measure.pair(
+            run, Reference("the same without the copy", without, 1.0), verify=verify, kernel=work.kernel,
+            transport=None if resident else "ce" if case.method == "swap" else "direct",
+            link=0 if resident else None, unique=moved.unique, demand=moved.demand, near=moved.near,
+        )  # fmt: skip
+        for name, value in {
+            "copy_alone": full, "copy_wanted": wanted, "copy_rate_alone": rate, "copy_ctas": blocks,
+            "copy_kernel": copy.slices[0].kernel, "copy_passes": passes, "copy_missed": missed,
+            "near_bytes_a_flop": moved.near / work.gemm.flops,
+        }.items():  # fmt: skip
+            measure.note(name, value)
+        add(measure, row, ratios, rates)

@@ -38,7 +38,7 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
     queries=axis.integer(smoke=["128"], quick=["64", "256"], full="64..2048", high=1 << 17),
     keys=axis.integer(smoke=["2048"], quick=["4096"], full=["16384"], high=1 << 20),
     block_q=axis.integer(smoke=["32"], quick=["64"], full=["64", "128"], high=4096),
-    block_kv=axis.integer(smoke=["256"], quick=["32", "256"], full=["64", "256"], high=1 << 16),
+    block_kv=axis.integer(smoke=["256"], quick=["64", "256"], full=["64", "256"], high=1 << 16),
     kv_heads=axis.integer(smoke=["1"], quick=["1"], full=["1"], high=128),
     group=axis.integer(smoke=["4"], quick=["4"], full=["4"], high=64),
     causal=axis.choice("no", "yes", smoke=["no"], quick=["no"]),

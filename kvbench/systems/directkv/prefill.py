@@ -21,10 +21,7 @@ from kvbench.model.paged import attend
 from kvbench.systems.directkv.host_attention_far import Bytes, Far, Flow, NearMemory, Pipe
 from kvbench.systems.directkv.prefill_plan import ITEM, STAT_BYTES, Floats, PrefillPlan, check_tile
 
-RING = 8  # reads of KV under way
-READ_BYTES = (
-    256 << 10
-)  # of one read: smaller tiles are read several at a time, or handing them over would be what counts
+RING = 8  # tiles of KV under way
 CHECKS, CHECK_ROWS = 4, 8  # query heads, and rows of each, a verification recomputes in float64
 ERROR = 4e-6  # of a row, norm against float64: products and sums are float32
 
@@ -65,8 +62,6 @@ class Prefill:
         ring = -(-RING // readers) * readers
         if near.budget is not None and order in ("q_outer", "kv_outer"):
             check_tile(plan, ring, near.budget - near.held)
-        # With a budget, tiles are read one by one: nothing else would be the least that the order needs.
-        self.group = 1 if near.budget is not None else min(shape.kv_tiles, max(1, READ_BYTES // plan.slot_bytes))
         rng = np.random.default_rng((plan.seed, 7))
         self.q = rng.standard_normal(
             (plan.layers, shape.batch, shape.q_heads, shape.queries, shape.head_dim), np.float32
@@ -82,16 +77,11 @@ class Prefill:
         elif order == "swap":
             memory = near.take(2 * plan.layer_bytes, "the two layers of swap")
             self._halves = memory[: plan.layer_bytes], memory[plan.layer_bytes :]
-            slots = [
-                half[h * tiles + at : h * tiles + at + size]
-                for half in self._halves
-                for h in range(plan.heads)
-                for at, size in self._reads(plan.tiles_of(0))
-            ]
+            slots = [half[h * tiles + at : h * tiles + at + size] for half in self._halves
+                     for h in range(plan.heads) for at, size in plan.tiles_of(0)]  # fmt: skip
         else:
-            size = self.group * plan.slot_bytes
-            memory = near.take(ring * size, "the ring of KV tiles")
-            slots = [memory[i * size : (i + 1) * size] for i in range(ring)]
+            memory = near.take(ring * plan.slot_bytes, "the ring of KV tiles")
+            slots = [memory[i * plan.slot_bytes : (i + 1) * plan.slot_bytes] for i in range(ring)]
         state = near.take(2 * self.q[0, ..., 0].nbytes, "maxima and sums").view(np.float32)
         self._top, self._total = state.reshape(2, *self.q.shape[1:4])
         self.buffer, self.resident = near.held - held, near.resident
@@ -117,14 +107,9 @@ class Prefill:
                 if self.order == "q_outer":
                     for _ in range(shape.group):
                         for i in range(shape.q_tiles):
-                            yield from self._reads(tiles[: plan.seen(i)])
+                            yield from tiles[: plan.seen(i)]
                 else:
-                    yield from self._reads(tiles)
-
-    def _reads(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return (offset, bytes) of the reads of tiles that lie one behind the other."""
-        cut = [tiles[at : at + self.group] for at in range(0, len(tiles), self.group)]
-        return [(part[0][0], sum(size for _, size in part)) for part in cut]
+                    yield from tiles
 
     # -- passes --------------------------------------------------------------------------------------------------
 
@@ -162,11 +147,11 @@ class Prefill:
         plan = self.plan
         for layer in range(plan.layers):
             if self.order == "swap":
-                for _ in range(plan.heads * -(-plan.shape.kv_tiles // self.group)):
+                for _ in range(plan.heads * plan.shape.kv_tiles):
                     flow.take()
                 self.counted.kv_write += plan.shape.kv_bytes
                 self._layer(layer, self._halves[layer % 2])
-                for _ in range(plan.heads * -(-plan.shape.kv_tiles // self.group)):
+                for _ in range(plan.heads * plan.shape.kv_tiles):
                     flow.give()
                 continue
             for b in range(plan.shape.batch):
@@ -207,25 +192,15 @@ class Prefill:
                         self._update(layer, b, g, i, j, *tiles[j])
                     self._finish(layer, b, g, rows)
 
-    def _stream(self, flow: Flow, count: int) -> Iterator[tuple[int, Floats, Floats]]:
-        """Yield number, keys and values of the first ``count`` tiles of a head as they come; a slot is free once its
-        last tile was worked on."""
-        plan = self.plan
-        for first in range(0, count, self.group):
-            memory = flow.slots[flow.take()]
-            for j in range(first, min(count, first + self.group)):
-                k, v = plan.views(memory[(j - first) * plan.slot_bytes :], j)
-                self.counted.kv_write += plan.tokens(j) * plan.shape.token_bytes
-                yield j, k, v
-            flow.give()
-
     def _q_outer(self, flow: Flow, layer: int, b: int, h: int) -> None:
         plan, shape = self.plan, self.plan.shape
         for g in range(h * shape.group, (h + 1) * shape.group):
             for i in range(shape.q_tiles):
                 rows = self._begin(layer, b, g, i)
-                for j, k, v in self._stream(flow, plan.seen(i)):
-                    self._update(layer, b, g, i, j, k, v)
+                for j in range(plan.seen(i)):
+                    self._update(layer, b, g, i, j, *plan.views(flow.slots[flow.take()], j))
+                    self.counted.kv_write += plan.tokens(j) * shape.token_bytes
+                    flow.give()
                 self._finish(layer, b, g, rows)
 
     def _kv_outer(self, flow: Flow, layer: int, b: int, h: int) -> None:
@@ -234,7 +209,9 @@ class Prefill:
         for g in heads:
             self._begin_all(layer, b, g)
         row = shape.head_dim * ITEM
-        for j, k, v in self._stream(flow, shape.kv_tiles):
+        for j in range(shape.kv_tiles):
+            k, v = plan.views(flow.slots[flow.take()], j)
+            counted.kv_write += plan.tokens(j) * shape.token_bytes
             for g in heads:
                 for i in range(shape.q_tiles):
                     if plan.seen(i) <= j:
@@ -246,6 +223,7 @@ class Prefill:
                     counted.o_read += count * row
                     counted.o_write += count * row
                     counted.stats += count * STAT_BYTES
+            flow.give()
         for g in heads:
             self.out[layer, b, g] /= self._total[b, g, :, None]
 

@@ -7,10 +7,12 @@ queued behind it, an event each, and the last one has to end after the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from kvbench.errors import UsageError
+from kvbench.errors import KvbenchError, UsageError
 from kvbench.memory.cuda.device import Device, Event, Stream
 from kvbench.systems.strata.overlap_queue import Enter, Submit
 from kvbench.transport.gpu_pieces import Mover
@@ -31,12 +33,28 @@ class Window:
     covered: bool
 
 
+class Hold(Protocol):
+    """Holds a stream from ``arm`` to ``release``; ``late``: it gave up before."""
+
+    @property
+    def late(self) -> bool: ...
+    def arm(self, stream: Stream) -> None: ...
+    def release(self) -> None: ...
+
+
 class Beside:
     """``repeats`` times ``victim`` on the caller's stream beside ``copies`` on a stream of its own, one after the
-    other and over and over. Stream and events go with ``enter``."""
+    other and over and over. Stream and events go with ``enter``.
 
-    def __init__(self, device: Device, victim: Submit, copies: Sequence[Mover], enter: Enter) -> None:
+    ``hold``: both streams wait behind it until all is queued, for windows that the host would take as long to queue.
+    With one, a window raises KvbenchError where queueing waited for the device.
+    """
+
+    def __init__(
+        self, device: Device, victim: Submit, copies: Sequence[Mover], enter: Enter, hold: Hold | None = None
+    ) -> None:
         self._device, self._victim, self._copies, self._enter = device, victim, list(copies), enter
+        self._hold = hold
         self.repeats = 1
         self.side: Stream = enter(Stream(device))
         self._start, self._begin, self._end = (enter(Event(device)) for _ in range(3))
@@ -47,10 +65,24 @@ class Beside:
             self._marks.append(self._enter(Event(self._device)))
         return self._marks[number]
 
+    @contextmanager
+    def _held(self, stream: Stream) -> Iterator[None]:
+        """Queue what is inside behind the hold, and wait for ``stream``."""
+        if self._hold is not None:
+            self._hold.arm(stream)
+        try:
+            yield
+        finally:
+            if self._hold is not None:
+                self._hold.release()
+        stream.synchronize()
+        if self._hold is not None and self._hold.late:
+            raise KvbenchError("queueing waited for the device behind the blocking kernel", where="beside")
+
     def alone(self, stream: Stream) -> float:
         """Do the work while nothing else runs, and return its seconds."""
-        self._work(stream)
-        stream.synchronize()
+        with self._held(stream):
+            self._work(stream)
         seconds: float = self._end.since(self._begin)
         return seconds
 
@@ -62,7 +94,8 @@ class Beside:
 
     def copy_alone(self, stream: Stream, passes: int) -> float:
         """Do ``passes`` passes of the copy while nothing else runs, and return the seconds of one after the first."""
-        self._queue(stream, passes)
+        with self._held(stream):
+            self._queue(stream, passes)
         self.side.synchronize()
         return self._mark(passes).since(self._mark(1)) / (passes - 1)
 
@@ -78,11 +111,11 @@ class Beside:
 
     def both(self, stream: Stream, passes: int) -> Window:
         """Do the work beside ``passes`` passes of the copy, the first of which is done before the work begins."""
-        self._queue(stream, passes)
-        stream.wait(self._mark(1))
-        self._work(stream)
-        stream.wait(self._mark(passes))
-        stream.synchronize()
+        with self._held(stream):
+            self._queue(stream, passes)
+            stream.wait(self._mark(1))
+            self._work(stream)
+            stream.wait(self._mark(passes))
         begin, end = (event.since(self._start) for event in (self._begin, self._end))
         marks = [self._mark(number).since(self._start) for number in range(passes + 1)]
         inside = [at for at in marks if begin <= at <= end]
