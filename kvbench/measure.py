@@ -300,7 +300,7 @@ class Measure:
         self._once()
         self.note("counted_by", source)
         self._detail.update(detail or {})
-        row = self.empty("ok", "").with_(value=value, n=n, kernel=kernel, seconds=seconds)
+        row = self.empty("ok", "").with_(value=value, n=n, kernel=kernel, seconds=seconds, basis="measured")
         if ceilings and value > 0.0:
             found = judge(value, self._bench.better, ceilings, retaken=True)
             row = row.with_(
@@ -371,6 +371,7 @@ class Measure:
             suite=case.suite, bench=case.bench, bench_version=case.version, axes=dict(case.axes),
             resolved=dict(case.resolved), metric=bench.metric, unit=bench.unit, better=bench.better,
             digest=case.digest, status=status, reason=reason, flags=tuple(self._flags), detail=dict(self._detail),
+            basis=bench.basis_of(case.axes),
         )  # fmt: skip
 
     def _row(
@@ -393,7 +394,7 @@ class Measure:
             self.note("gate_reason", taken.gate_reason)
         summary = taken.summary
         if summary is None:
-            return self.empty("failed", taken.reason or "no samples").with_(stop="no_samples"), False
+            return self.empty("failed", taken.reason or "no samples").with_(stop="no_samples", basis="measured"), False
         if self._bench.unit == "B/s" and rate_of is None:
             rate_of = "link"
         amount = ops
@@ -414,7 +415,7 @@ class Measure:
             transport=transport, ceilings=ceilings, fraction=found.fraction if ceilings else None, bytes=moved,
             rate_of=rate_of,
             seconds=summary.median / (1.0 if self._is_rate else ops),
-            flags=found.flags, samples=tuple(float(s) for s in taken.kept),
+            flags=found.flags, samples=tuple(float(s) for s in taken.kept), basis="measured",
         )  # fmt: skip
         return row, found.retake
 

@@ -329,7 +329,7 @@ def failed_row(member: Bench, case: Case, reason: str, losses: int) -> Result:
     return Result(
         suite=case.suite, bench=case.bench, bench_version=case.version, axes=dict(case.axes), metric=member.metric,
         unit=member.unit, better=member.better, digest=case.digest, status="failed", reason=reason,
-        detail={"workers_lost": losses},
+        basis=member.basis_of(case.axes), detail={"workers_lost": losses},
     )  # fmt: skip
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from kvbench.context import Context
 from kvbench.contract import axis
+from kvbench.contract.axis import Value
 from kvbench.contract.bench import Bench, bench
 from kvbench.contract.case import Case
-from kvbench.contract.result import Ceiling, Result
+from kvbench.contract.result import Basis, Ceiling, Result
 from kvbench.errors import KvbenchError, Unavailable, VerifyError
 from kvbench.measure import Measure, Reference
 from kvbench.report.table import results_table
+from kvbench.runner import failed_row
 from kvbench.worker import measure_case
 
 PASS_S = 1e-3
@@ -398,3 +400,58 @@ def test_counting_nothing_is_no_measurement(context: Context) -> None:
         measure.counted(0.0, n=0, source="nobody")
 
     assert rows_of(context, body, "B", "lower")[0].status == "failed"
+
+
+@pytest.mark.parametrize("basis", ["simulated", "modelled", "emulated"])
+@pytest.mark.parametrize("wrong", ["skip", "unavailable", "raise", "nothing", "verify", "no value"])
+def test_a_case_without_a_value_has_the_basis_of_its_bench(basis: Basis, wrong: str, context: Context) -> None:
+    def body(case: Case, measure: Measure) -> None:
+        """A bench."""
+        if wrong == "skip":
+            measure.skip("not here")
+        if wrong == "unavailable":
+            raise Unavailable("not here")
+        if wrong == "raise":
+            raise RuntimeError("bad")
+        if wrong == "verify":
+            raise VerifyError("bytes differ")
+        if wrong == "no value":
+            measure.simulated(1.0, source="events")
+            measure.extra("x", None, unit="1", better="higher", status="skipped", reason="none", basis=basis)
+
+    made = bench(version=1, metric="m", unit="1", better="higher", extra_metrics=["x"], basis=basis, n=N)(body)
+    rows = measure_case(made.in_suite("s", "f"), {"n": 1}, context)
+    row = rows[-1]
+    assert (row.value, row.basis) == (None, basis)
+    assert row.status in ("skipped", "failed")
+    lost = failed_row(made, made.case({"n": 1}), "killed", 1)
+    assert (lost.status, lost.basis) == ("failed", basis)
+
+
+def test_what_is_measured_stays_so_in_a_bench_of_another_basis(context: Context) -> None:
+    def of(axes: Mapping[str, Value]) -> Basis:
+        return "modelled" if axes["n"] == 1 else "measured"
+
+    def timing(case: Case, measure: Measure) -> None:
+        """A bench."""
+        measure(timed())
+
+    def counting(case: Case, measure: Measure) -> None:
+        """A bench."""
+        measure.counted(3.0, n=3, source="a counter")
+
+    def nothing(case: Case, measure: Measure) -> None:
+        """A bench."""
+        measure(lambda reps: 0.0)
+
+    for body in (timing, counting):
+        made = bench(version=1, metric="m", unit="s", better="lower", basis=of, n=N)(body).in_suite("s", "f")
+        (row,) = measure_case(made, {"n": 1}, context)
+        assert row.value is not None
+        assert row.basis == "measured"
+    made = bench(version=1, metric="m", unit="s", better="lower", basis=of, n=N)(nothing).in_suite("s", "f")
+    (row,) = measure_case(made, {"n": 1}, context)
+    assert (row.value, row.basis) == (None, "measured")
+    assert made.basis_of({"n": 2}) == "measured"
+    with pytest.raises(ValueError, match="basis='guessed'"):
+        bench(version=1, metric="m", unit="s", better="lower", basis="guessed", n=N)  # type: ignore[arg-type]

@@ -149,6 +149,15 @@ def _stored(
     has = valued(kept.runs)
     keys = {key: row for key, row in has.items() if key[0] in planned}
     if not keys:
+        bases = sorted({
+            row.basis for run in kept.runs for row in run.results
+            if row.value is not None and row.basis != "measured" and row.digest in planned
+        })  # fmt: skip
+        if bases:
+            raise NoData(
+                f"what the baseline has of the selected cases is {' or '.join(bases)}, and only measured rows gate",
+                where=f"--baseline {baseline}", mend="select benches that measure",
+            )  # fmt: skip
         raise NoData(
             "the baseline has a value for none of the selected cases", where=f"--baseline {baseline}",
             mend=f"kvbench show {printable(baseline)} lists what it has",
@@ -331,12 +340,19 @@ def known_profile(word: str) -> str:
 
 
 def planned_digests(asked: Any) -> set[str]:
-    """Return the digests of the cases asked for here. Raises UsageError or NoData before anything is measured."""
+    """Return the digests of the cases asked for here. Raises UsageError or NoData before anything is measured, also
+    where none of them is a measurement."""
     from kvbench import runner
     from kvbench.contract.discover import load_suites
 
     profile = next(p for p in PROFILES if p == asked.profile)
     plan = runner.make_plan(load_suites(), asked.select, parse_overrides(asked.axes), profile)
+    bases = {member.basis_of(case.axes) for member, case in plan.pairs}
+    if "measured" not in bases:
+        raise NoData(
+            f"the selected cases are {' or '.join(sorted(bases))}, and only measured rows gate",
+            where=" ".join(asked.select) or "all suites", mend="select benches that measure",
+        )  # fmt: skip
     return {case.digest for _, case in plan.pairs}
 
 

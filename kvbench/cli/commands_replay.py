@@ -91,6 +91,15 @@ def replay(
     Nothing is measured: every row has the basis simulated. Exit code as of `run`.
     """
     if sorted_copy is not None:
+        others = {
+            "--policy": policy, "--machine": machine, "--model": model, "--sweep": sweep or None,
+            "--in-flight": in_flight, "--slo-ttft": slo_ttft, "--slo-tpot": slo_tpot, "--chunked": chunked,
+            "--param": param, "--ablate": ablate or None, "--strict": strict or None, "--db": db,
+            "--no-db": no_db or None, "--label": label, "--resume": resume, "--json": json or None,
+        }  # fmt: skip
+        for name, value in others.items():
+            if value is not None:
+                raise UsageError("nothing is replayed", where=f"--sorted-copy with {name}", mend="leave it out")
         raise typer.Exit(_sorted_copy(trace, sorted_copy, form, requests, rate, seed))
     from kvbench import runner
     from kvbench.cli.commands_run import open_sink, resumed
@@ -107,6 +116,10 @@ def replay(
         from kvbench.store import check_label
 
         check_label(label)
+    if seed is not None and trace is not None and is_file(trace):
+        raise UsageError(
+            "a file is replayed as it is", where="--seed", got=seed, mend="a seed is a preset's: leave it out"
+        )
     workload, rates = _workload(trace, form, strict=strict, needed=not resume)
     with contextlib.ExitStack() as stack:
         sinks: list[Sink] = []
@@ -134,7 +147,7 @@ def replay(
             if not no_db:
                 store = open_sink(db, stack, sinks)
             planned, seconds = runner.new_runs(plan, 1, label, seed=seed or 0), plan.seconds
-        outcome = ReplayRunner(sinks, Progress(), suites).execute(planned, seconds, done)
+        outcome = ReplayRunner(sinks, Progress(kept=not no_db), suites).execute(planned, seconds, done)
         order = {each.digest: i for i, each in enumerate(planned[0].plan)}
         found = sorted(replays(outcome.rows), key=lambda each: order[each.first.digest])
         if json:
@@ -171,9 +184,11 @@ def _workload(trace: str | None, form: str | None, *, strict: bool, needed: bool
     """Return the name of the workload and its own rate, reading a trace file once; what is odd in it is said."""
     from kvbench.replay.generate.presets import PRESETS, preset
 
+    if trace is None and needed:
+        raise UsageError("a trace is needed", where="kvbench replay", expected=f"a file, or {' '.join(PRESETS)}")
+    if trace is None or not is_file(trace):
+        _only_of_files(trace, form, strict=strict)
     if trace is None:
-        if needed:
-            raise UsageError("a trace is needed", where="kvbench replay", expected=f"a file, or {' '.join(PRESETS)}")
         return None, None
     if is_file(trace):
         from kvbench.replay.job import know_trace
@@ -184,18 +199,24 @@ def _workload(trace: str | None, form: str | None, *, strict: bool, needed: bool
         for notice in found.notices:
             say(f"kvbench: {notice}")
         return know_trace(found), found.facts.rate
-    if form is not None:
-        raise UsageError("only a file has a format", where="--format", got=trace, expected="a trace file")
     chosen = preset(trace)
     return chosen.text, chosen.preset.rate
 
 
+def _only_of_files(trace: str | None, form: str | None, *, strict: bool) -> None:
+    """Raise UsageError for an option that says how a trace file is read where there is none."""
+    if form is not None:
+        raise UsageError("only a file has a format", where="--format", got=trace, expected="a trace file")
+    if strict:
+        raise UsageError("only a file can be odd", where="--strict", got=trace, expected="a trace file")
+
+
 def is_file(trace: str) -> bool:
-    """Return whether ``trace`` is meant as a file: there is one, or it reads like a path and is no preset."""
+    """Return whether ``trace`` is meant as a file: it is there, or reads like a path and is no preset."""
     from kvbench.replay.generate.presets import PRESETS
 
     with contextlib.suppress(OSError, ValueError):
-        if trace not in PRESETS and Path(trace).is_file():
+        if trace and trace not in PRESETS and Path(trace).exists():
             return True
     return trace.partition(":")[0] not in PRESETS and ("/" in trace or trace.endswith((".jsonl", ".csv", ".gz")))
 
@@ -273,6 +294,7 @@ def _job(
     its replays are skipped."""
     from kvbench.replay.generate.presets import preset
     from kvbench.replay.job import Job, check, check_policy, trace_of
+    from kvbench.replay.models import model as model_shape
 
     assert workload is not None
     for name, value in (("--requests", requests), ("--in-flight", in_flight)):
@@ -282,8 +304,8 @@ def _job(
     if not number and trace_of(workload) is None:
         number = min(preset(workload).preset.requests, FIRST_REQUESTS)
     job = Job(
-        workload, policy, params, machine, model, rate, number, seed, in_flight or 0, _micro(slo_ttft, "--slo-ttft"),
-        _micro(slo_tpot, "--slo-tpot"),
+        workload, policy, params, machine, model_shape(model).name, rate, number, seed, in_flight or 0,
+        _micro(slo_ttft, "--slo-ttft"), _micro(slo_tpot, "--slo-tpot"),
     )  # fmt: skip
     check(job)
     if strictly:
@@ -347,7 +369,10 @@ def _sorted_copy(
                 raise UsageError("a file is copied whole", where=f"--sorted-copy with {name}", mend="leave it out")
         number = sorted_copy(Path(trace), out, form)
     else:
+        _only_of_files(trace, form, strict=False)
         chosen = preset(trace)
+        if requests is not None and requests < 1:
+            raise UsageError("out of range", where="--requests", got=requests, expected="1 or more")
         rates = _rates(rate, None, sweep=False)
         if len(rates) > 1:
             raise UsageError("one rate a file", where="--rate", got=rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def run(
         raise UsageError("not a directory", where="--scratch", got=scratch, mend="make it first, or leave it out")
     overrides = parse_overrides(axis or [])
     suites = _suites()
-    ui = Progress()
+    ui = Progress(kept=not no_db or bundle is not None)
     with contextlib.ExitStack() as stack:
         locks, gpus = _devices(device, stack, ui.note)
         sinks: list[Sink] = []
@@ -121,6 +122,7 @@ def run(
                 raise UsageError("a resumed run keeps its plan", where="--resume", mend="give no other selection")
             store = open_sink(db, stack, sinks)
             planned, done, seconds = resumed(store, resume, suites)
+            _check_measurable(planned[0])
         else:
             plan = runner.make_plan(suites, select or [], overrides, chosen, gpus)
             if plan.disk:
@@ -240,6 +242,24 @@ def resumed(store: Store, selector: str, suites: Suites) -> tuple[list[RunInfo],
     left = [suites.find(p.suite, p.bench) for p in old.plan if p.digest not in done]
     pace = runner.DEFAULT_SECONDS[next(p for p in PROFILES if p == old.profile)]
     return [resumed], done, sum(b.seconds.get(old.profile, pace) for b in left)
+
+
+def _check_measurable(run: RunInfo) -> None:
+    """Raise UsageError for a run whose cases name what only the command that made it knows: every case would come out
+    skipped, and a finished run cannot be resumed."""
+    for planned in run.plan:
+        if (planned.suite, planned.bench) != ("routes", "replay"):
+            continue
+        workload, machine = (str(planned.axes[name]) for name in ("workload", "machine"))
+        if "@" not in workload + machine:
+            continue
+        file, at, _ = workload.rpartition("@")
+        file = "FILE" if file.endswith("…") else shlex.quote(file)  # a long name is not in the plan whole
+        command = f"kvbench replay {f'{file} ' if at else ''}--resume {run.uuid[:8]}"
+        raise UsageError(
+            "a run of `kvbench replay`", where=f"--resume {run.uuid[:8]}", got=workload if at else machine,
+            expected="cases that a measuring process can make by itself", mend=f"{command} goes on with it",
+        )  # fmt: skip
 
 
 def _print(outcome: Outcome, *, json: bool) -> None:

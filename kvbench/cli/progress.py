@@ -14,9 +14,10 @@ from kvbench.units import counted, format_duration
 
 class Progress:
     """The ``Ui`` of a run on stderr. A terminal is recognised by ``sys.stderr.isatty()``: FORCE_COLOR in a CI log
-    must not turn a log into a film."""
+    must not turn a log into a film. ``kept``: each case is committed somewhere before its line appears."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = True) -> None:
+        self._word = "stored" if kept else "done"
         self._live = sys.stderr.isatty()
         self._drawn = False
         self._last = 0.0
@@ -48,7 +49,7 @@ class Progress:
                 self.note(f"{row.status}: {text}: {row.reason}")
             return
         suffix = "" if row.status == "ok" else f" ({row.status}: {row.reason})"
-        say(printable(f"stored {done}/{total} {text}{suffix}", 500))
+        say(printable(f"{self._word} {done}/{total} {text}{suffix}", 500))
 
     def end(self) -> None:
         self._clear()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.contract.axis import Axis, Profile, Value
 from kvbench.contract.case import Case, case_digest
-from kvbench.contract.result import Better
+from kvbench.contract.result import BASES, Basis, Better
 
 if TYPE_CHECKING:
     from kvbench.measure import Measure
 
 Body = Callable[[Case, "Measure"], None]
+BasisOf = Callable[[Mapping[str, Value]], Basis]
 RESERVED = frozenset({"suite", "bench", "version", "axes", "digest", "resolved", "text", "metric", "unit", "better"})
 
 
@@ -25,7 +26,8 @@ class Bench:
     ``where`` drops combinations of axis values that mean nothing; ``disk`` is the scratch bytes a case writes;
     ``seconds`` maps a profile to what one case is expected to take, for the estimate printed before a run, ``setup``
     adds what large axis values make of it, and ``limit`` is how many times longer than the profile's cap a case may run
-    before its worker is killed.
+    before its worker is killed. ``basis`` is that of the primary row, also where the case comes to no value; a function
+    of the axes where it differs between cases.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Bench:
     limit: float = 60.0
     extra_metrics: tuple[str, ...] = ()
     source: str = ""
+    basis: Basis | BasisOf = "measured"
 
     def __call__(self, case: Case, measure: Measure) -> None:
         self.body(case, measure)
@@ -51,6 +54,10 @@ class Bench:
     def in_suite(self, suite: str, source: str) -> Bench:
         """Return this bench as member of ``suite``, loaded from file ``source``."""
         return replace(self, suite=suite, source=source)
+
+    def basis_of(self, axes: Mapping[str, Value]) -> Basis:
+        """Return the basis of the primary row of the case at ``axes``."""
+        return self.basis(axes) if callable(self.basis) else self.basis
 
     def case(self, axes: Mapping[str, Value]) -> Case:
         """Return the case at ``axes`` (every axis given, in declaration order)."""
@@ -73,13 +80,15 @@ def bench(
     *, version: int, metric: str, unit: str, better: Better, where: Callable[[Mapping[str, Value]], bool] | None = None,
     disk: Callable[[Mapping[str, Value]], int] | None = None, seconds: Mapping[str, float] | None = None,
     setup: Callable[[Mapping[str, Value]], float] | None = None, limit: float = 60.0,
-    extra_metrics: Sequence[str] = (), **axes: Axis,
+    extra_metrics: Sequence[str] = (), basis: Basis | BasisOf = "measured", **axes: Axis,
 ) -> Callable[[Body], Bench]:  # fmt: skip
     """Declare the decorated function as a bench; raises ValueError when the declaration contradicts itself."""
     if version < 1:
         raise ValueError(f"version {version}: starts at 1")
     if better not in ("higher", "lower"):
         raise ValueError(f"better={better!r}: expected 'higher' or 'lower'")
+    if not callable(basis) and basis not in BASES:
+        raise ValueError(f"basis={basis!r}: expected one of {BASES}")
     for name, declared in axes.items():
         if not isinstance(declared, Axis):
             raise ValueError(f"{name}={declared!r} is not an axis: build it with axis.choice, axis.bytes, ...")
@@ -94,7 +103,7 @@ def bench(
             raise ValueError(f"bench {body.__name__} has no docstring: it is what `kvbench list` shows")
         return Bench(
             body.__name__, version, metric, unit, better, dict(axes), body, doc=doc, where=where, disk=disk,
-            setup=setup, seconds=dict(seconds or {}), limit=limit, extra_metrics=tuple(extra_metrics),
+            setup=setup, seconds=dict(seconds or {}), limit=limit, extra_metrics=tuple(extra_metrics), basis=basis,
         )  # fmt: skip
 
     return declare

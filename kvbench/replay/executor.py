@@ -124,26 +124,43 @@ class Mover:
 @dataclass(frozen=True, slots=True)
 class Task:
     """One phase of one layer: nanoseconds of the near side, what is copied and attended to beside it; ``part`` says
-    what the near side does."""
+    what the near side does; ``simulated``: seconds the phase takes in the replay, ``charged``: those of what is real of
+    it."""
 
     near: int
     copy: FragmentCopy | None
     step: Step | None
     part: Part
     layer: int
+    simulated: float
+    charged: float
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
     """A pass: ``total`` seconds, ``turns`` seconds of each iteration (waits for arrivals left out), ``late``: by how
     much phases ended after the longest of what they were made of (of a real near side: what it should take), on
-    average; ``attention`` and ``copies``: seconds."""
+    average; ``attention`` and ``copies``: seconds. ``worked``: seconds that what is real took in
+    each iteration (copies, CPU attention, a real near side), whether a paced near side hides it or not."""
 
     total: float
     turns: tuple[float, ...]
     late: float
     attention: float
     copies: float
+    worked: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """A pass over the replay, each less 1. ``whole``: end to end. ``work``: what copies, CPU attention and a real near
+    side took over what the replay charges for them. ``iteration``: the median of that over the ``iterations`` that have
+    any. None: there is nothing of the kind. A paced near side takes no clock and has no error."""
+
+    whole: float
+    work: float | None
+    iteration: float | None
+    iterations: int
 
 
 class Executor:
@@ -207,7 +224,9 @@ class Executor:
             moved = np.concatenate(rows)
             small = int(moved[:, 2].sum()) < SMALL
             copy = self.memory.copy(moved, self.attention.team if small else self.mover.team)
-        return Task(round(max(phase.compute, phase.hbm) * 1e9), copy, step, part, layer)
+        near, work = max(phase.compute, phase.hbm), max(phase.link_in, phase.link_out, phase.cpu)
+        whole = max(near, work) + phase.serial
+        return Task(round(near * 1e9), copy, step, part, layer, whole, work if self.real is None else whole)
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -222,11 +241,13 @@ class Executor:
         clock, mover, real, ours = self._clock, self.mover, self.real, self.attention.team
         turns: list[float] = []
         late = attention = copies = 0.0
+        worked: list[float] = []
         count = 0
         now = begin = clock.now()
         for tasks, gate in zip(self.tasks, self._gates, strict=True):
             first = now = max(now, begin + gate)
             clock.until(first)
+            real_ns = 0
             for task in tasks:
                 start = now
                 busy = real if task.near else None
@@ -253,24 +274,42 @@ class Executor:
                     copies += seconds
                     longest = max(longest, seconds)
                 # a paced near side goes on at its very moment, however late this thread, which only watches it, is
-                alone = real is None and task.copy is None and task.step is None
+                alone = self._paced(task)
                 now = start if alone else clock.now()
+                real_ns += now - start
                 if real is None:
                     now = max(now, start + task.near)
                     clock.until(now)
                 late += (now - start) * 1e-9 - longest
                 count += 1
             turns.append((now - first) * 1e-9)
+            worked.append(real_ns * 1e-9)
         total = (clock.now() - begin) * 1e-9
-        self.spans = Spans(total, tuple(turns), late / max(1, count), attention, copies)
+        self.spans = Spans(total, tuple(turns), late / max(1, count), attention, copies, tuple(worked))
         return total
 
-    def error(self) -> tuple[float, float]:
-        """Return the latest pass over the replay: end to end, and the median over iterations. Both less 1."""
-        if self.spans is None:
+    def _paced(self, task: Task) -> bool:
+        """Return whether nothing of ``task`` is real: its end is a moment of the simulation."""
+        return self.real is None and task.copy is None and task.step is None
+
+    @property
+    def paced(self) -> float:
+        """Share of the simulated time of all phases in those that are merely paced."""
+        each = [(task.simulated, self._paced(task)) for tasks in self.tasks for task in tasks]
+        whole = sum(seconds for seconds, _ in each)
+        return sum(seconds for seconds, paced in each if paced) / whole if whole > 0.0 else 0.0
+
+    def errors(self) -> Errors:
+        """Return how the latest pass compares with the replay. Raises KvbenchError before the first one."""
+        spans = self.spans
+        if spans is None:
             raise KvbenchError("nothing was carried out", where="executor", expected="run() first")
-        each = [seconds / (turn.end - turn.begin) for seconds, turn in zip(self.spans.turns, self.turns, strict=True)]
-        return self.spans.total / self.simulated - 1.0, median(each) - 1.0
+        charged = [sum(task.charged for task in tasks if not self._paced(task)) for tasks in self.tasks]
+        each = [took / said - 1.0 for took, said in zip(spans.worked, charged, strict=True) if said > 0.0]
+        return Errors(
+            spans.total / self.simulated - 1.0, sum(spans.worked) / sum(charged) - 1.0 if each else None,
+            median(each) if each else None, len(each),
+        )  # fmt: skip
 
     # -- checks ----------------------------------------------------------------------------------------------------
 

@@ -80,9 +80,9 @@ def know_machine(name: str, numbers: str, maker: Maker) -> str:
 
 def trace_of(workload: str) -> Trace | None:
     """Return the trace file behind ``workload``; None for a preset. Raises Unavailable for a file not known here."""
-    if workload.partition(":")[0] in PRESETS:
+    found = _traces.get(workload)  # first: a file may be called like an option of a preset
+    if found is None and workload.partition(":")[0] in PRESETS:
         return None
-    found = _traces.get(workload)
     if found is None and "@" in workload:
         raise Unavailable(
             "this process does not know the trace file", where=workload, mend="kvbench replay FILE replays a file"

@@ -24,17 +24,24 @@ _MORE = (
     ),
 )  # fmt: skip
 MODELS: Mapping[str, LayerShape] = MappingProxyType({**SHAPES, **{shape.name: shape for shape in _MORE}})
+# What kvbench.model.geometry, and so the suite strata, calls the same shape: 3.1 differs in the length of contexts.
+ALIASES: Mapping[str, str] = MappingProxyType({"llama-3.1-8b": "llama-3-8b"})
 
 
 def model(name: str) -> LayerShape:
-    """Return the shape of the model called ``name``. Raises UsageError for an unknown one."""
-    if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, 1, 0.4)
+    """Return the shape of the model called ``name``, by a name of MODELS or ALIASES in upper or lower case.
+
+    The name of the shape is the one the model has in cases. Raises UsageError for an unknown one.
+    """
+    known = name.lower()
+    known = ALIASES.get(known, known)
+    if known not in MODELS:
+        close = difflib.get_close_matches(known, MODELS, 1, 0.4)
         raise UsageError(
             "unknown model", where="model", got=name, expected=f"one of {', '.join(MODELS)}",
             mend=f"did you mean {close[0]}?" if close else "",
         )  # fmt: skip
-    return MODELS[name]
+    return MODELS[known]
 
 
 def token_bytes(shape: LayerShape) -> int:

@@ -2,8 +2,8 @@
 
 The workload has all requests at once: ``documents`` of ``context`` tokens, each asked ``questions`` times in turns, so
 that between two questions about a document all others come. Near memory holds ``fits`` contexts, far memory all. The
-model counts what each route has to move and compute when everything that can overlap does; it knows no order of
-requests, so a policy that rearranges them (or shares a context among requests that run) may be faster.
+model counts the least each route has to move and compute, in order of the requests: no policy that keeps the order is
+faster. One that rearranges them, or shares a context among those that run (Strata's), is not slower than ``shared``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.replay.request import Request, blocks_of
 from kvbench.systems.directkv import serving
 
 Route = Literal["recompute", "load", "in_place", "cpu"]
-ROUTES: tuple[Route, ...] = get_args(Route)
+ROUTES: tuple[Route, ...] = get_args(Route)  # the least machinery first
 # what each policy does with KV that does not fit near
 ROUTE_OF: Mapping[str, Route] = {
     "strata": "load", "lru": "load", "neo": "cpu", "directkv": "in_place", "recompute": "recompute",
@@ -31,6 +31,7 @@ SIMPLEST = ("recompute", "preempt", "lru", "directkv", "ellm_isolated", "ellm_el
 TIE = 0.01
 BLOCK = 256  # tokens a hash id names
 PAGES = 64  # tokens: whole pages of every policy
+TOKENS = 20_480  # of an iteration of NEO
 CHUNK = 2048  # tokens of a prompt that are prefilled at once: the budget of continuous batching
 
 
@@ -93,76 +94,137 @@ class Estimate:
 
     ``load_from``, ``place_from``: link rates, bytes/s, from which loading a context, and reading it in place while
     decoding, beat computing it again and decoding the few that fit near. None: at no rate.
+
+    ``shared``: the least of a policy that rearranges requests: no load at all, every step with all requests.
     """
 
     seconds: Mapping[Route, float]
     load_from: float | None
     place_from: float | None
+    shared: float
 
     @property
     def winner(self) -> Route:
-        """The route that takes least."""
-        return min(self.seconds, key=self.seconds.__getitem__)
+        """The route that takes least; of those within TIE of it the simplest."""
+        least = min(self.seconds.values())
+        return next(route for route in ROUTES if self.seconds[route] <= least * (1.0 + TIE))
 
 
 def estimate(costs: Costs, cell: Cell) -> Estimate:
-    """Return what each route takes for the workload, requests served in order.
+    """Return the least each route can take for the workload, requests served in order.
 
-    - recompute: each request is prefilled whole; ``fits`` are decoded at once.
-    - load: each document is prefilled once, later questions load it while theirs is prefilled.
+    - recompute: each request is prefilled whole; as many as fit near are decoded at once.
+    - load: each document is prefilled once, later questions load it while theirs is prefilled; where all fit near they
+      need not, and those that run may share it.
     - in_place: each request is prefilled in chunks, each of which reads what lies before it over the link; all are
       decoded at once, and their KV crosses the link every step.
-    - cpu: each request is prefilled whole; beside ``fits`` near ones the CPU attends to as many as pay, a launch a
-      layer included.
+    - cpu: each request is prefilled whole; beside what fits near the CPU attends to as many as pay, a launch a layer
+      included.
+
+    A decode step may ride in an iteration that prefills a later request: it then reads no weights of its own.
     """
     n, documents, layers = cell.requests, cell.documents, costs.layers
     tokens, kv = cell.context + cell.question, cell.context + cell.question + cell.output // 2
-    whole = _seconds(costs, [(tokens, 0)])
-    hit = _seconds(costs, [(cell.question, cell.context)])
     steps = cell.output - 1
-    near = steps * n / cell.fits * _decode(costs, cell.fits, kv)
-    crossing = n * kv * ELEMENT * costs.shape.kv_width * 2 * layers
-    linear = layers * costs.linear(n).seconds + costs.head(n).seconds
-    place = steps * (linear + layers * max(costs.attention_compute(n * kv), costs.read_in_place(n * kv)))
+    slots = max(1, min(n, costs.near_tokens // tokens))
+    chunks, again = _chunks(tokens, slots), n - documents
+    head = costs.head(1).seconds / max(1, CHUNK // tokens)  # of prompts that share an iteration
+    whole = layers * costs.layer([(tokens, 0)]).seconds + head
+    hit = layers * (cell.question * _a_token(costs) + costs.prefill_attention(cell.question, cell.context).seconds)
     loading = layers * costs.load(cell.context)
+    # a step beside a load may hide altogether
+    left = n * steps - min(n * steps, (slots - 1) * again)
+    served = _near(costs, slots, left, kv, _riding(documents, steps, chunks, slots - 1))
+    shared = documents * whole + again * hit + _near(costs, n, n * steps, kv, 0)
+    place, step = _in_place(costs, cell, kv, steps)
     seconds: dict[Route, float] = {
-        "recompute": n * whole + near,
-        "load": documents * whole + (n - documents) * max(hit, loading) + near,
-        "in_place": n * _in_chunks(costs, tokens) + place,
-        "cpu": n * whole + _beside(costs, cell, kv, steps),
+        "recompute": n * whole + _near(costs, slots, n * steps, kv, _riding(n, steps, chunks, slots - 1)),
+        "load": documents * whole + again * max(hit, loading) + served if documents > slots else shared,
+        "in_place": place,
+        "cpu": n * whole + _beside(costs, slots, n, tokens, kv, steps),
     }
-    context_bytes = cell.context * costs.token_bytes
-    gain = whole - hit
-    spare = near / steps - linear if steps else 0.0
-    return Estimate(seconds, context_bytes / whole if gain > 0.0 else None, crossing / spare if spare > 0.0 else None)
+    crossing = n * kv * ELEMENT * costs.shape.kv_width * 2 * layers
+    spare = n / slots * _decode(costs, slots, kv) - step
+    # the time a load may take; where nothing has to be loaded, that of computing the context
+    pays = (seconds["recompute"] - documents * whole - served) / again if documents > slots and again else whole
+    return Estimate(
+        seconds, cell.context * costs.token_bytes / pays if pays > hit else None,
+        crossing / spare if steps and spare > 0.0 else None, shared,
+    )  # fmt: skip
 
 
-def _beside(costs: Costs, cell: Cell, kv: int, steps: int) -> float:
-    """Return the seconds of all decodes with the CPU's share: as many as its attention hides behind the near step."""
-    best = steps * cell.requests / cell.fits * _decode(costs, cell.fits, kv)
-    for more in range(1, cell.requests - cell.fits + 1):
-        work = costs.layer((), cell.fits, cell.fits * kv, more).seconds
+def _a_token(costs: Costs) -> float:
+    """Return the seconds of a token more in the linear operations of a layer whose weights are read anyway."""
+    return costs.linear(CHUNK).seconds / CHUNK
+
+
+def _chunks(tokens: int, decodes: int) -> int:
+    """Return the iterations a prompt is prefilled in beside so many decodes."""
+    return -(-tokens // max(1, CHUNK - decodes))
+
+
+def _riding(requests: int, steps: int, chunks: int, beside: int) -> int:
+    """Return the most decode steps that prefills of later requests can carry, ``beside`` of them an iteration."""
+    return min(sum(min(steps, chunks * later) for later in range(requests)), beside * chunks * requests)
+
+
+def _near(costs: Costs, slots: int, decodes: int, kv: int, riding: int) -> float:
+    """Return the seconds of ``decodes`` near decode steps over ``kv`` tokens each, ``riding`` of them with prefills."""
+    riding = min(riding, decodes)
+    carried = costs.layers * (_a_token(costs) + costs.decode_attention(1, kv).seconds)
+    return riding * carried + (decodes - riding) / slots * _decode(costs, slots, kv)
+
+
+def _beside(costs: Costs, slots: int, n: int, tokens: int, kv: int, steps: int) -> float:
+    """Return the seconds of all decodes with the CPU's share: as many as its attention hides behind the near step.
+
+    NEO prefills whole prompts, as many at once as its tokens allow; of what rides only linear operations are charged.
+    """
+    together = max(1, TOKENS // tokens)
+    riding = sum(min(steps, -(-later // together)) for later in range(n))
+    decodes = n * steps - riding
+    best = decodes / slots * _decode(costs, slots, kv)
+    for more in range(1, n - slots + 1):
+        work = costs.layer((), slots, slots * kv, more).seconds
         far = costs.launch + costs.cpu_attention(more, more * kv)
-        took = costs.layers * max(work, far) + costs.head(cell.fits + more).seconds
-        best = min(best, steps * cell.requests / (cell.fits + more) * took)
-    return best
+        took = costs.layers * max(work, far) + costs.head(slots + more).seconds
+        best = min(best, decodes / (slots + more) * took)
+    return riding * costs.layers * _a_token(costs) + best
 
 
-def _in_chunks(costs: Costs, tokens: int) -> float:
-    """Return the seconds of a prefill whose KV goes far and is read back chunk by chunk."""
-    total = costs.head(1).seconds
+def _in_place(costs: Costs, cell: Cell, kv: int, steps: int) -> tuple[float, float]:
+    """Return the seconds of the route in place, and of one step's linear operations with all requests.
+
+    Attention takes the longest of arithmetic, near memory and link; steps that ride share theirs with prefills.
+    """
+    n, tokens, layers = cell.requests, cell.context + cell.question, costs.layers
     heads = serving.Heads(costs.shape.heads, costs.shape.kv_heads, costs.shape.head_dim)
-    for context in range(0, tokens, CHUNK):
-        new = min(CHUNK, tokens - context)
-        near = costs.near_seconds(serving.prefill(heads, new, context, "in_place").near)
-        arithmetic = costs.attention_compute(new * context + new * (new + 1) / 2)
-        attention = max(arithmetic, near, costs.read_in_place(context))
-        total += costs.layers * (costs.linear(new).seconds + attention)
-    return total
+    riding = _riding(n, steps, _chunks(tokens, n), n)
+    arithmetic = costs.attention_compute(riding * kv)
+    near, link = 0.0, costs.read_in_place(riding * kv)
+    for new, context in _stream(n, tokens):
+        near += costs.near_seconds(serving.prefill(heads, new, context, "in_place").near)
+        arithmetic += costs.attention_compute(new * context + new * (new + 1) / 2)
+        link += costs.read_in_place(context)
+    left = n * steps - riding
+    attention = max(arithmetic, near, link) + left * max(costs.attention_compute(kv), costs.read_in_place(kv))
+    # the request that came last decodes all its steps after the last prefill
+    linear = (n * tokens + riding) * _a_token(costs) + steps * costs.linear(max(1, left // max(1, steps))).seconds
+    heads_read = (n * tokens / CHUNK + steps) * costs.head(1).seconds
+    step = layers * costs.linear(n).seconds + costs.head(n).seconds
+    return layers * (linear + attention) + heads_read, step
 
 
-def _seconds(costs: Costs, prefill: list[tuple[int, int]]) -> float:
-    return costs.layers * costs.layer(prefill).seconds + costs.head(1).seconds
+def _stream(n: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield (new, context) of the chunks of ``n`` prompts, one behind the other in iterations of CHUNK tokens."""
+    filled = 0
+    for _ in range(n):
+        context = 0
+        while context < tokens:
+            new = min(CHUNK - filled, tokens - context)
+            yield new, context
+            context += new
+            filled = (filled + new) % CHUNK
 
 
 def _decode(costs: Costs, requests: int, kv: int) -> float:
@@ -187,7 +249,7 @@ def words(policy: str, cell: Cell) -> tuple[str, ...]:
     longest = cell.context + cell.question + cell.output
     chosen: Mapping[str, tuple[str, ...]] = {
         "strata": ("write=write_through",),
-        "neo": ("transport=sm", f"tokens={max(20_480, longest)}"),
+        "neo": ("transport=sm", f"tokens={max(TOKENS, longest)}"),
         "ellm_isolated": (f"context={longest}", f"slo_prompt={min(2048, longest - 1)}"),
         "ellm_elastic": (f"context={longest}", f"slo_prompt={min(2048, longest - 1)}"),
         "preempt": ("transport=sm",), "lru": ("transport=sm",),

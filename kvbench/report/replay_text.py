@@ -47,6 +47,7 @@ def replay_text(runs: Sequence[RunInfo], found: Sequence[Replayed]) -> str:
         if (why := each.first.detail.get("rejection")) is not None:
             count, all_of = (each.first.detail.get(name) for name in ("rejected", "requests"))
             parts.append(printable(f"  {each.name} {_rate(each)}: {count} of {all_of} rejected, the first, {why}", 400))
+    parts += [printable(line, 400) for line in _unlike(found)]
     parts += [
         f"  {counted(sum(flag in each.first.flags for each in found), 'replay')} x {printable(flag)}: "
         f"{MEANING.get(flag, 'see the row')}" for flag in sorted({f for each in found for f in each.first.flags})
@@ -57,6 +58,21 @@ def replay_text(runs: Sequence[RunInfo], found: Sequence[Replayed]) -> str:
         parts.append(printable(f"  measured on this machine: {measured}; the other numbers are a preset's", 600))
     parts.append(f"digest {digest_of(found) or '-'}")
     return "\n".join(parts)
+
+
+def _unlike(found: Sequence[Replayed]) -> list[str]:
+    """Return a line for each rate at which the replays did not finish equally many requests."""
+    by_rate: dict[str, list[Replayed]] = {}
+    for each in found:
+        if each.first.value is not None:
+            by_rate.setdefault(_rate(each), []).append(each)
+    lines = []
+    for rate, group in by_rate.items():
+        served = {each.name: each.first.detail.get("finished") for each in group}
+        if len(set(served.values())) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in served.items())
+            lines.append(f"  {rate}: not the same requests were served ({told}): times and rates do not compare")
+    return lines
 
 
 def _goodput(rate: float | None) -> str:

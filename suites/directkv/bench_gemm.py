@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvbench.contract.axis import Value
-    from kvbench.contract.result import Basis, Result, Scalar
+    from kvbench.contract.result import Basis, Result, Scalar, Status
     from kvbench.machine.link_bytes import LinkBytes
     from kvbench.measure import Reference
     from kvbench.systems.directkv.gpu_gemm import GpuGemm
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from kvbench.systems.directkv.host_rig import Rig, Sample
     from kvbench.timing.gpu_session import GpuSession
 
+ON_BOARD = "the algebra's bytes and operations at rates of the same round; recurrence over swap's buffers; no cache"
 PREDICTED = "tile counts x rates of some loads and products alone, same moments; exact recurrence over the slots"
 HOST_PAIRS = ("dram:file", "dram:dram", "dram@0:dram@1")
 HOST_TILES = ("64", "128", "256", "384", "panel")
 GPU_NONE = ("384", "panel")
-LEAST_OF_VENDOR = 0.8
+LEAST_OF_VENDOR, VENDOR = 0.8, "cuBLAS fp32, no TF32"
 TOO_LARGE = 1 << 31  # for BLAS: skipped, with its sizes, before anything is written
 PASSES_BEFORE, CORE_FLOPS = 10, 1e11  # of a host case before it is sampled; what a core multiplies in a second
 SIZE = 1 << 40  # the algebra has no limit; what cannot run is skipped with its sizes
@@ -79,7 +80,7 @@ def setup_seconds(axes: Mapping[str, Value]) -> float:
 @bench(
     version=1, metric="time", unit="s", better="lower", where=exists, disk=scratch_bytes, setup=setup_seconds,
     limit=1800.0,
-    extra_metrics=["link_ratio", "near_buffer", "predicted_time", "error"],
+    extra_metrics=["link_ratio", "near_buffer", "predicted_time", "error", "vendor_share"],
     seconds={"smoke": 1.0, "quick": 3.0, "full": 30.0},
     device=DEVICE, pair=PAIR, compute=COMPUTE,
     n=axis.integer(smoke=["1024"], quick=["2048"], full=["1000", "1024", "2048", "4096", "8192", "10240"], high=SIZE),
@@ -173,9 +174,9 @@ def gemm_winner(case: Case, measure: Measure) -> None:
     of each. Methods within 5 % of each other count as tied: agree says so, agree_strictly does not.
     """
     if case.device == "gpu":
-        measure.skip("measured on the host only: on a GPU the gemm bench measures one method a case")
-    from kvbench.systems.directkv.host_rig import contenders, take, typical
-    from kvbench.systems.directkv.predict import TIE, regret, winner
+        winner_on_gpu(case, measure)
+        return
+    from kvbench.systems.directkv.host_rig import contenders, take
 
     works = contenders(host(case, measure))
     taken: dict[str, list[Sample]] = {name: [] for name in works}
@@ -192,6 +193,14 @@ def gemm_winner(case: Case, measure: Measure) -> None:
     once()
     kernel = next(iter(works.values())).kernel
     row = measure(lambda reps: sum(once() for _ in range(reps)), verify=verify, kernel=kernel)
+    decide(measure, row, taken, PREDICTED)
+
+
+def decide(measure: Measure, row: Result, taken: Mapping[str, Sequence[Sample]], predicted: str) -> None:
+    """Add winner, predicted winner and regret of the rounds of the primary ``row``; ``predicted``: by what."""
+    from kvbench.systems.directkv.host_rig import typical
+    from kvbench.systems.directkv.predict import TIE, regret, winner
+
     if row.value is None:
         return
     found = {name: typical(samples[-row.n :]) for name, samples in taken.items()}
@@ -210,9 +219,50 @@ def gemm_winner(case: Case, measure: Measure) -> None:
     add(measure, row, "winner_time", [one.measured for one in taken[best][-row.n :]])
     add(
         measure, row, "predicted_time", [one.predicted for one in taken[chosen][-row.n :]], basis="modelled",
-        kernel=PREDICTED,
+        kernel=predicted,
     )  # fmt: skip
     measure.extra("regret", cost, unit="1", better="lower", n=row.n, status=row.status, reason=row.reason)
+
+
+def winner_on_gpu(case: Case, measure: Measure) -> None:
+    """Measure the GPU form of a round: rates of link, copy engine, GPU memory and product, then every method once."""
+    from kvbench.systems.directkv.gpu_gemm import Asked, usual_depth
+    from kvbench.systems.directkv.gpu_winner import Board, forecast
+    from kvbench.systems.directkv.host_rig import Sample
+    from kvbench.timing.gpu_rows import on_gpu as describe_gpu
+    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_session import GpuSession
+
+    m, n, k = sizes(case.axes)
+    context = measure.context
+    with GpuSession() as gpu:
+        describe_gpu(measure, gpu, link=True)
+        asked = Asked(m, n, k, "naive", "simt", int(case.tile), depth=usual_depth(gpu.device, "naive"))
+        board = Board(gpu.service, gpu.kernels, gpu.enter, asked, min(8, context.cores), context.seed)
+        runs = {name: gpu.clock.cold(part.submit, part.operations, part.also) for name, part in board.parts.items()}
+        taken: dict[str, list[Sample]] = {name: [] for name in board.works}
+
+        def once() -> float:
+            spent = {name: run(1) for name, run in runs.items()}
+            rates = board.rates(spent)
+            for name, work in board.works.items():
+                told = forecast(work, rates)
+                taken[name].append(Sample(spent[name], told.seconds, told.link, told.inside))
+            return sum(spent[name] for name in board.works)
+
+        def verify() -> None:
+            for name, part in board.parts.items():
+                why = resolved(runs[name])
+                if why:
+                    measure.skip(f"{name}: {why}")
+                part.spoil()
+                runs[name](1)
+                part.check()
+
+        once()
+        kernels = " | ".join(work.kernel for work in board.works.values())
+        row = measure(lambda reps: sum(once() for _ in range(reps)), verify=verify, kernel=kernels)
+        decide(measure, row, taken, ON_BOARD)
 
 
 def host(case: Case, measure: Measure) -> Rig:
@@ -332,15 +382,12 @@ def on_gpu(case: Case, measure: Measure) -> None:
 def gpu_ceilings(measure: Measure, gpu: GpuSession, work: GpuGemm) -> list[Reference]:
     """Return what bounds the product, in seconds; for a resident one the vendor's, if there is one.
 
-    B once over the link, by a full grid that reads host memory in place or for swap the copy engine, and the product by
-    the same kernel with B near.
+    B once over the link, by a full grid that reads host memory in place or for swap the copy engine: what crosses at
+    least, whatever the L2 keeps. And the same launch with B near.
     """
-    from dataclasses import replace
-
     from kvbench.errors import Unavailable
     from kvbench.measure import Reference
-    from kvbench.systems.directkv.gpu_ceilings import VendorProduct, reader
-    from kvbench.systems.directkv.gpu_gemm import GpuGemm, usual_depth
+    from kvbench.systems.directkv.gpu_ceilings import VendorProduct, reader, with_b_near
 
     context, asked = measure.context, work.asked
     if asked.method == "resident":
@@ -349,7 +396,14 @@ def gpu_ceilings(measure: Measure, gpu: GpuSession, work: GpuGemm) -> list[Refer
         except Unavailable as error:
             measure.note("no_reference", str(error))
             return []
-        return [Reference("cuBLAS fp32, no TF32", gpu.clock.cold(vendor.submit, vendor.operations), 1.0)]
+        product = gpu.clock.cold(vendor.submit, vendor.operations)
+
+        def verify_vendor() -> None:
+            vendor.spoil()
+            product(1)
+            vendor.check()
+
+        return [Reference(VENDOR, product, 1.0, verify_vendor)]
     way, unique = "ce" if asked.method == "swap" else "direct", work.traffic.unique
     lane = reader(gpu.service, gpu.kernels, gpu.enter, unique, way, min(8, context.cores), context.seed + 31)
     read = gpu.clock.cold(lane.mover.submit, lane.mover.operations)
@@ -359,9 +413,7 @@ def gpu_ceilings(measure: Measure, gpu: GpuSession, work: GpuGemm) -> list[Refer
         read(1)
         lane.check()
 
-    depth = usual_depth(gpu.device, "resident")
-    plain = replace(asked, method="resident", depth=depth, split=None, staging=100, double=False)
-    near = GpuGemm(gpu.service, gpu.enter, plain, context.seed)
+    near = with_b_near(gpu.service, gpu.enter, work, context.seed)
     multiply = gpu.clock.cold(near.submit, near.operations)
 
     def verify_near() -> None:
@@ -386,8 +438,7 @@ def gpu_rows(measure: Measure, gpu: GpuSession, work: GpuGemm, row: Result, erro
     measure.extra("error", error, unit="1", better="lower", n=1, detail={"against": "float64, on random vectors"})
     tops = [ceiling.value for ceiling in row.ceilings]
     if work.asked.method == "resident":
-        if tops and tops[0] and row.value and tops[0] / row.value < LEAST_OF_VENDOR:
-            measure.flag("below_vendor")  # a slow resident product makes any ratio to it look good
+        beside_vendor(measure, row)
         measure.extra(
             "link_ratio", None, unit="1", better="lower", status="skipped", reason="B lies near: nothing crosses"
         )
@@ -405,6 +456,21 @@ def gpu_rows(measure: Measure, gpu: GpuSession, work: GpuGemm, row: Result, erro
     counted(
         measure, link_of(gpu.service, gpu.enter, gpu.clock.stream, board, work, measure.context.seed), moved.link
     )  # fmt: skip
+
+
+def beside_vendor(measure: Measure, row: Result) -> None:
+    """Add the row of the vendor's seconds over a resident product's: below 0.8 of them it is `suspect`, and all rows
+    are flagged, as a slow resident product makes any ratio to it look good."""
+    top = next((ceiling.value for ceiling in row.ceilings if ceiling.name == VENDOR), None)
+    if top is None or row.value is None:
+        return
+    share, reason = top / row.value, row.reason if row.status == "tainted" else ""
+    below = share < LEAST_OF_VENDOR
+    if below:
+        measure.flag("below_vendor")
+        reason = "; ".join(filter(None, (f"{share:.2f} of {VENDOR}: at least {LEAST_OF_VENDOR} expected", reason)))
+    status: Status = "tainted" if row.status == "tainted" else "suspect" if below else "ok"
+    measure.extra("vendor_share", share, unit="1", better="higher", n=row.n, status=status, reason=reason)
 
 
 def counted(measure: Measure, found: LinkBytes, predicted: int) -> None:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 COPY_BYTES = 128 << 20
 PASSES_INSIDE = 8  # of the copy on a GPU while the product runs: its rate is that of whole passes
+LEAST_COVERED = 0.5  # of the product's time lies between ends of passes; a pass begins before it and ends after it
 TRIES = 5  # of a sample whose copy was not under way all the time
 PROBE_PASSES = 16
+MOST_SLICE = 1 << 30  # bytes of a pass: its payload is made and compared
 
 
 def exists(axes: Mapping[str, Value]) -> bool:
@@ -47,8 +49,7 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
 def near_contention(case: Case, measure: Measure) -> None:
     """Seconds of a product while a copy takes `share` per cent of what one core (GPU: all of it) copies near.
 
-    Ceiling, in turns: the same product without the copy. slowdown: seconds beside the copy over those without, sample
-    by sample; copy_rate: what the copy had meanwhile, its bytes counted once. On a host the copy has a core of its own:
+    Ceiling, in turns: the same product without the copy. slowdown: seconds beside the copy over those; copy_rate: what the copy had meanwhile, its bytes counted once. On a host the copy has a core of its own:
     next to loads that run ahead it needs a third one. On a GPU it has as many blocks as that rate takes, a sample
     counts only when it was under way from before the product to after it, and the L2 is flushed before each.
     """
@@ -81,8 +82,6 @@ def on_host(case: Case, measure: Measure) -> None:
     full = median(copy.full_rate() for _ in range(3))
     wanted = full * case.share / 100
     rates: list[float] = []
-    alone: list[float] = []
-    ratios: list[float] = []
 
     def run(reps: int) -> float:
         copy.start(wanted)
@@ -90,41 +89,35 @@ def on_host(case: Case, measure: Measure) -> None:
             seconds = work.run(reps)
         finally:
             rates.append(copy.stop())
-        if alone:
-            ratios.append(seconds / reps / alone[-1])
         return seconds
 
-    def without(reps: int) -> float:
-        seconds = work.run(reps)
-        alone.append(seconds / reps)
-        return seconds
-
-    without(1)
+    work.run()
     moved, store = work.plan.traffic, work.store
     if store is not None:
         store.forget()  # pages of code that were read for the first pass
-        without(3)
+        work.run(3)
     row = measure.pair(
-        run, Reference("the same without the copy", without, 1.0), verify=work.verify, kernel=work.kernel,
+        run, Reference("the same without the copy", work.run, 1.0), verify=work.verify, kernel=work.kernel,
         transport=None if store is None else store.transport, link=0 if store is None else store.link,
         unique=moved.unique, demand=moved.demand, near=moved.near,
     )  # fmt: skip
     measure.note("copy_alone", full)
     measure.note("copy_wanted", wanted)
     measure.note("near_bytes_a_flop", moved.near / gemm.flops)
-    add(measure, row, ratios, rates)
+    add(measure, row, rates)
 
 
-def add(measure: Measure, row: Result, ratios: Sequence[float], rates: Sequence[float]) -> None:
-    """Add the rows of what the product lost and what the copy had, sample by sample with the primary ``row``."""
+def add(measure: Measure, row: Result, rates: Sequence[float]) -> None:
+    """Add the rows of what the product lost, by the primary ``row`` and its ceiling, and of what the copy had."""
     from statistics import median
 
-    if row.value is None:
+    before = row.ceilings[0].value if row.ceilings else None
+    if row.value is None or not before:
         return
     tainted = row.status == "tainted"
-    for metric, unit, values in (("slowdown", "1", ratios), ("copy_rate", "B/s", rates)):
+    for metric, unit, value in (("slowdown", "1", row.value / before), ("copy_rate", "B/s", median(rates[-row.n :]))):
         measure.extra(
-            metric, median(values[-row.n :]), unit=unit, better="higher" if unit == "B/s" else "lower", n=row.n,
+            metric, value, unit=unit, better="higher" if unit == "B/s" else "lower", n=row.n,
             status="tainted" if tainted else "ok", reason=row.reason if tainted else "",
         )  # fmt: skip
 
@@ -171,7 +164,8 @@ def on_gpu(case: Case, measure: Measure) -> None:
         full = size / median(copies(1) for _ in range(3))
         whole.check()
         wanted = full * case.share / 100
-        copy = NearCopy(gpu.service, gpu.kernels, gpu.enter, int(wanted * seconds / PASSES_INSIDE), seed + 21)
+        slice_bytes = min(MOST_SLICE, int(wanted * seconds / PASSES_INSIDE))
+        copy = NearCopy(gpu.service, gpu.kernels, gpu.enter, slice_bytes, seed + 21)
         copy.slices[0].submit(stream)  # the first launch of a kernel loads it: not behind the blocker
         stream.synchronize()
         beside = Beside(gpu.device, work.submit, copy.slices, gpu.enter, gpu.clock.blocker)
@@ -186,14 +180,13 @@ def on_gpu(case: Case, measure: Measure) -> None:
         passes = 4 + ceil(2.0 * seconds * rate / copy.slice_bytes)
         if passes > most:
             measure.skip(f"the product takes as long as {passes} copies, more than may be queued")
-        alone: list[float] = []
-        ratios: list[float] = []
         rates: list[float] = []
         missed = 0
 
         def window(_: int) -> float:
             found = beside.both(stream, passes)
-            if not (found.covered and found.passes):
+            # blocks of the product may keep those of the copy waiting: queued all the time is not running all the time
+            if not (found.covered and found.passes and found.copy >= LEAST_COVERED * found.work):
                 return 0.0
             rates.append(found.passes * copy.slice_bytes / found.copy)
             return found.work
@@ -210,22 +203,11 @@ def on_gpu(case: Case, measure: Measure) -> None:
                 passes = min(most, passes + passes // 2)
             raise KvbenchError(
                 "the copy was not under way all the time", where="near_contention", got=f"{TRIES} void samples",
-                mend="end other programs, or choose another share",
+                mend="choose another share or a larger n",
             )  # fmt: skip
 
         def run(reps: int) -> float:
-            total = 0.0
-            for _ in range(reps):
-                taken = once()
-                if alone:
-                    ratios.append(taken / alone[-1])
-                total += taken
-            return total
-
-        def without(reps: int) -> float:
-            taken = [cold_alone(1) or 0.0 for _ in range(reps)]
-            alone.extend(taken)
-            return sum(taken)
+            return sum(once() for _ in range(reps))
 
         def verify() -> None:
             copy.spoil()
@@ -235,11 +217,10 @@ def on_gpu(case: Case, measure: Measure) -> None:
             once()
             work.check()
 
-        without(1)
         moved = work.traffic
         resident = case.method == "resident"
         row = measure.pair(
-            run, Reference("the same without the copy", without, 1.0), verify=verify, kernel=work.kernel,
+            run, Reference("the same without the copy", cold_alone, 1.0), verify=verify, kernel=work.kernel,
             transport=None if resident else "ce" if case.method == "swap" else "direct",
             link=0 if resident else None, unique=moved.unique, demand=moved.demand, near=moved.near,
         )  # fmt: skip
@@ -249,4 +230,4 @@ def on_gpu(case: Case, measure: Measure) -> None:
             "near_bytes_a_flop": moved.near / work.gemm.flops,
         }.items():  # fmt: skip
             measure.note(name, value)
-        add(measure, row, ratios, rates)
+        add(measure, row, rates)

@@ -32,7 +32,7 @@ def exists(axes: Mapping[str, Value]) -> bool:
 
 
 @bench(
-    version=1, metric="token_rate", unit="tok/s", better="higher", where=exists, limit=1800.0,
+    version=1, metric="token_rate", unit="tok/s", better="higher", basis="simulated", where=exists, limit=1800.0,
     extra_metrics=[
         "request_rate", "decode_rate", "ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "attainment",
         "goodput", "stall_share", "map_share", "map_wait", "largest_batch", "preempted", "parked",
@@ -107,7 +107,8 @@ def replay_elastic(case: Case, measure: Measure) -> None:
     outcome = replay(trace, policy, priced, watch=watch)
     found, counts = outcome.summary(Slo(ttft, tpot)), outcome.counters
     if not found.finished or found.token_rate is None:
-        measure.skip(f"no request finished: {found.rejected} of {found.requests} rejected, larger than memory")
+        first = f"; the first, {found.rejection}" if found.rejected else ""
+        measure.skip(f"no request finished: {found.rejected} of {found.requests} rejected{first}")
     if found.rejected:
         measure.flag("rejected")
     source = f"event replay, costs of {case.machine}"

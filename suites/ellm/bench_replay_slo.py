@@ -21,7 +21,7 @@ def exists(axes: Mapping[str, Value]) -> bool:
 
 
 @bench(
-    version=1, metric="attainment", unit="1", better="higher", where=exists, limit=1800.0,
+    version=1, metric="attainment", unit="1", better="higher", basis="simulated", where=exists, limit=1800.0,
     extra_metrics=[
         "ttft_attainment", "tpot_attainment", "goodput", "p99_ttft", "p99_tpot", "reversals", "mean_size", "parked",
     ],

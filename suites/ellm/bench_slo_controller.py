@@ -15,7 +15,7 @@ def exists(axes: Mapping[str, Value]) -> bool:
 
 
 @bench(
-    version=1, metric="attainment", unit="1", better="higher", where=exists,
+    version=1, metric="attainment", unit="1", better="higher", basis="simulated", where=exists,
     extra_metrics=["ttft_attainment", "tpot_attainment", "p99_ttft", "reversals", "reaction", "mean_size"],
     seconds={"smoke": 0.3, "quick": 0.4, "full": 0.4},
     policy=axis.choice("scaled", "fixed"),

@@ -32,8 +32,13 @@ def exists(axes: Mapping[str, Value]) -> bool:
     return int(axes["offload"]) < 100 if axes["mode"] == "gpu_only" else int(axes["offload"]) > 0
 
 
+def basis_of(axes: Mapping[str, Value]) -> Basis:
+    """Return the basis of rows in which the near side has a part."""
+    return "measured" if axes["near"] == "gpu" else "emulated"
+
+
 @bench(
-    version=1, metric="iteration_time", unit="s", better="lower", where=exists, limit=180.0,
+    version=1, metric="iteration_time", unit="s", better="lower", where=exists, basis=basis_of, limit=180.0,
     seconds={"smoke": 1.0, "quick": 1.8, "full": 20.0},
     extra_metrics=[
         "decode_rate", "predicted_time", "near_idle", "cpu_idle", "slack_long", "slack_short", "hidden_tokens",
@@ -67,12 +72,12 @@ def pipeline(case: Case, measure: Measure) -> None:
     rig = open_rig(case, measure, cpu if case.mode != "gpu_only" else 0)
     rig.use(plan(case.mode, case.layers, batch, rig.cost))
     rig.prepare()
-    row = measure(rig.run, verify=rig.verify, kernel=rig.kernel, basis=basis_of(case))
+    row = measure(rig.run, verify=rig.verify, kernel=rig.kernel, basis=basis_of(case.axes))
     report(case, measure, rig, row)
 
 
 @bench(
-    version=1, metric="sweep_time", unit="s", better="lower", limit=240.0,
+    version=1, metric="sweep_time", unit="s", better="lower", basis=basis_of, limit=240.0,
     seconds={"smoke": 1.5, "quick": 5.0, "full": 60.0},
     extra_metrics=["best_time", "best_offload", "predicted_offload", "gain"],
     near=NEAR,
@@ -116,7 +121,7 @@ def offload_minimum(case: Case, measure: Measure) -> None:
             rig.verify()
 
     row = measure(
-        lambda reps: sum(once() for _ in range(reps)), verify=verify, kernel=rig.kernel, basis=basis_of(case)
+        lambda reps: sum(once() for _ in range(reps)), verify=verify, kernel=rig.kernel, basis=basis_of(case.axes)
     )  # fmt: skip
     if row.value is None:
         return
@@ -127,7 +132,7 @@ def offload_minimum(case: Case, measure: Measure) -> None:
         measure.note(f"predicted_{share}", told[share])
     best, expected = (min(of, key=of.__getitem__) for of in (seen, told))
     alone = min(shares)
-    add = adder(measure, row, basis_of(case))
+    add = adder(measure, row, basis_of(case.axes))
     add("best_time", seen[best], "s")
     add("best_offload", float(best), "1")
     add("predicted_offload", float(expected), "1", basis="modelled")
@@ -196,11 +201,6 @@ def open_rig(case: Case, measure: Measure, offloaded: int) -> Rig:
     return rig
 
 
-def basis_of(case: Case) -> Basis:
-    """Return the basis of rows in which the near side has a part."""
-    return "measured" if case.near == "gpu" else "emulated"
-
-
 def adder(measure: Measure, row: Result, of: Basis) -> Callable[..., None]:
     """Return a function that adds a row with the status of the primary ``row``: it comes from inside its samples."""
 
@@ -229,7 +229,7 @@ def report(case: Case, measure: Measure, rig: Rig, row: Result) -> None:
     if row.value is None:
         return
     taken, order = rig.taken[-row.n :], rig.order
-    add = adder(measure, row, basis_of(case))
+    add = adder(measure, row, basis_of(case.axes))
     told = median(one.told.total for one in taken)
     add("decode_rate", sum(b.gpu + b.cpu for b in order.batches) / row.value, "op/s", "higher")
     add("predicted_time", told, "s", basis="modelled")

@@ -87,7 +87,7 @@ def one_cpu(axes: Mapping[str, Value]) -> bool:
 
 
 @bench(
-    version=1, metric="gain", unit="1", better="higher", where=one_cpu, limit=300.0,
+    version=1, metric="gain", unit="1", better="higher", basis="simulated", where=one_cpu, limit=300.0,
     extra_metrics=["full_offload_gain", "gpu_only_rate", "neo_rate", "cpu_decode_share", "stall_share"],
     seconds={"smoke": 0.4, "quick": 0.8, "full": 6.0},
     machine=axis.choice("t4", "a10g", "h100", smoke=["a10g"]),
@@ -121,7 +121,8 @@ def neo_output_length(case: Case, measure: Measure) -> None:
             "model": what.priced.shape.name, "near_tokens": what.near, "far_tokens": what.priced.far_tokens,
             "prompt": prompt, "pipelined": counts["pipelined"], "near_only": counts["near_only"],
             "swapped_out": counts["swapped_out"], "swapped_in": counts["swapped_in"],
-            "far_prefills": counts["far_prefills"], "digest": found["part"].digest[:12],
+            "far_prefills": counts["far_prefills"], "far_undecoded": counts["far_undecoded"],
+            "cpu_decodes": counts["cpu_decodes"], "digest": found["part"].digest[:12],
             "host_bandwidth": what.priced.machine["host_bandwidth"], "launch": what.priced.launch,
         },
     )  # fmt: skip
@@ -134,7 +135,7 @@ def neo_output_length(case: Case, measure: Measure) -> None:
 
 
 @bench(
-    version=1, metric="gain", unit="1", better="higher", limit=300.0,
+    version=1, metric="gain", unit="1", better="higher", basis="simulated", limit=300.0,
     extra_metrics=["knee_rate", "gpu_only_knee", "knee_gain"],
     seconds={"smoke": 0.7, "quick": 1.6, "full": 20.0},
     machine=axis.choice("t4", "a10g", "h100", smoke=["a10g"], quick=["t4", "a10g"]),

@@ -11,6 +11,7 @@ from kvbench.contract.axis import Value
 
 if TYPE_CHECKING:
     from kvbench.contract.result import Basis
+    from kvbench.replay.executor import Errors
 
 
 def exists(axes: Mapping[str, Value]) -> bool:
@@ -18,9 +19,14 @@ def exists(axes: Mapping[str, Value]) -> bool:
     return axes["near"] != "blas" or axes["offload"] == "all"
 
 
+def basis_of(axes: Mapping[str, Value]) -> Basis:
+    """Return the basis: a near side that is held to a preset's rates is emulated."""
+    return "measured" if axes["near"] == "blas" else "emulated"
+
+
 @bench(
-    version=1, metric="executed_time", unit="s", better="lower", where=exists, limit=240.0,
-    extra_metrics=["simulated_time", "executor_error", "iteration_error"],
+    version=2, metric="executed_time", unit="s", better="lower", where=exists, basis=basis_of, limit=240.0,
+    extra_metrics=["simulated_time", "executor_error", "work_error", "iteration_error"],
     seconds={"smoke": 3.5, "quick": 9.0, "full": 40.0},
     pair=axis.choice("dram:dram"),
     offload=axis.choice("part", "none", "all", smoke=["part"], quick=["part", "all"]),
@@ -38,8 +44,11 @@ def executor(case: Case, measure: Measure) -> None:
     near=blas: so is the near side, small layers by one core's BLAS, and the row is measured. Else `layers` layers of
     Llama-3-8B are held to the rates of that preset, and the row is emulated. What the replay charges for the CPU, the
     copies, the hand-over and a real near side is measured right before on the same memory and threads.
-    executor_error: executed over simulated, less 1; iteration_error: the median of the same over iterations. Every page
-    is checked at its far end, and a further pass, one step at a time, attends to what was copied.
+    executor_error: executed over simulated, less 1; work_error: the same of what is real alone (copies, CPU attention,
+    a real near side), hidden behind the pace or not; iteration_error: its median over the iterations that have any. A
+    paced near side is held to the simulation and has no error: `paced_share` of the detail is the part of the simulated
+    time in phases of it alone. Every page is checked at its far end, and a further pass, one step at a time, attends to
+    what was copied.
     """
     from statistics import median
 
@@ -58,7 +67,7 @@ def executor(case: Case, measure: Measure) -> None:
         trial = real_trial(case.requests, case.layers, seed)
     else:
         trial = Trial(case.requests, case.offload, machine=case.near, layers=case.layers, seed=seed)
-    basis: Basis = "measured" if real else "emulated"
+    basis = basis_of(case.axes)
     team = measure.team_on(cpus[:-1])
     mover: Mover = measure.enter(Mover(cpus[-1]))
     near = trial.near(cpus[-1])
@@ -66,21 +75,31 @@ def executor(case: Case, measure: Measure) -> None:
     measure.threads([*team.tids, mover.tid, *([near.tid] if near is not None else [])])
     buffer = measure.target(trial.nbytes(), "thp")
     made = open_pair(trial, trial.memory(buffer.address), DecodeAttention(trial.kv_shape(), team), mover, near)
-    errors: list[tuple[float, float]] = []
+    errors: list[Errors] = []
 
     def run(reps: int) -> float:
         seconds = 0.0
         for _ in range(reps):
             seconds += made.executor.run()
-            errors.append(made.executor.error())
+            errors.append(made.executor.errors())
         return seconds
 
     row = measure(run, verify=made.executor.verify, kernel=made.executor.kernel, transport="cpu", basis=basis)
     counts, spans = made.outcome.counters, made.executor.spans
-    for name in ("pipelined", "near_only", "exposed", "cpu_decodes", "near_decodes", "far_prefills", "swapped_in"):
+    for name in (
+        "pipelined",
+        "near_only",
+        "exposed",
+        "cpu_decodes",
+        "near_decodes",
+        "far_prefills",
+        "far_undecoded",
+        "swapped_in",
+    ):
         measure.note(name, counts[name])
     measure.note("digest", made.outcome.digest[:12])
     measure.note("iterations", len(made.executor.turns))
+    measure.note("paced_share", made.executor.paced)
     measure.note("copy_bandwidth", made.measured.copy)
     measure.note("launch", made.measured.launch)
     measure.note("notes", "; ".join(made.notes))
@@ -99,7 +118,15 @@ def executor(case: Case, measure: Measure) -> None:
         "executor_error", row.value / simulated - 1.0, unit="1", better="lower", basis=basis, n=row.n,
         status=row.status, reason=row.reason,
     )  # fmt: skip
-    measure.extra(
-        "iteration_error", median(each for _, each in errors[-row.n :]), unit="1", better="lower", basis=basis,
-        n=row.n, status=row.status, reason=row.reason,
-    )  # fmt: skip
+    taken = errors[-row.n :]
+    measure.note("working_iterations", taken[-1].iterations)
+    for name, values, n in (
+        ("work_error", [each.work for each in taken], row.n),
+        ("iteration_error", [each.iteration for each in taken], taken[-1].iterations),
+    ):
+        known = [value for value in values if value is not None]
+        measure.extra(
+            name, median(known) if known else None, unit="1", better="lower", basis=basis, n=n,
+            status=row.status if known else "skipped",
+            reason=row.reason if known else "nothing is copied or attended to: the near side is paced",
+        )  # fmt: skip

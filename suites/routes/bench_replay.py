@@ -20,7 +20,7 @@ SPREADS = ("mean", "p50", "p90", "p99")
 
 
 @bench(
-    version=1, metric="request_rate", unit="req/s", better="higher", limit=3600.0,
+    version=1, metric="request_rate", unit="req/s", better="higher", basis="simulated", limit=3600.0,
     extra_metrics=[
         "token_rate", *(f"ttft_{each}" for each in SPREADS), *(f"tpot_{each}" for each in SPREADS), "goodput",
         "attainment", "hit_rate", "stall_share", *(f"stall_{each}" for each in CAUSES), "link_in_bytes",

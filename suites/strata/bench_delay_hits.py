@@ -6,7 +6,7 @@ SEED = 1
 
 
 @bench(
-    version=1, metric="delayed_share", unit="1", better="lower",
+    version=1, metric="delayed_share", unit="1", better="lower", basis="simulated",
     extra_metrics=["delayed_requests", "delayed_pages"], seconds={"smoke": 0.1, "quick": 0.2, "full": 2.0},
     trace=axis.choice("agentic", "loogle", smoke=["agentic"], quick=["agentic", "loogle"]),
     resolve_ms=axis.integer(

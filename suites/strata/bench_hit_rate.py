@@ -8,7 +8,8 @@ SEED = 1
 
 
 @bench(
-    version=1, metric="hit_rate", unit="1", better="higher", extra_metrics=["padding_share", "hit_loss"],
+    version=1, metric="hit_rate", unit="1", better="higher", basis="simulated",
+    extra_metrics=["padding_share", "hit_loss"],
     seconds={"smoke": 0.3, "quick": 1.2, "full": 4.0}, limit=120.0,
     trace=axis.choice("sharegpt", "loogle", "reviewmt", smoke=["sharegpt"], quick=["sharegpt", "loogle"]),
     page_tokens=axis.integer(smoke=["1", "32", "512"], quick=["1", "8", "32", "128", "512"], full="1..512", high=4096),

@@ -17,7 +17,7 @@ PAPER = {
 
 
 @bench(
-    version=1, metric="speedup", unit="1", better="higher",
+    version=1, metric="speedup", unit="1", better="higher", basis="simulated",
     extra_metrics=["request_rate", "ttft_mean", "stall_share", "hit_rate"],
     seconds={"smoke": 0.3, "quick": 0.5, "full": 2.5}, limit=120.0,
     part=axis.choice(*PARTS, "all", smoke=["defer", "all"]),

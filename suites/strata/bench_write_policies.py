@@ -15,7 +15,7 @@ def exists(axes: Mapping[str, Value]) -> bool:
 
 
 @bench(
-    version=1, metric="written", unit="B", better="lower", where=exists,
+    version=1, metric="written", unit="B", better="lower", basis="simulated", where=exists,
     extra_metrics=["eviction_wait", "loads_per_write", "hit_rate"],
     seconds={"smoke": 0.1, "quick": 0.3, "full": 0.6},
     trace=axis.choice("one_shot", "multi_turn"),

@@ -129,6 +129,22 @@ def test_tables_fit_the_terminal(width: int) -> None:
     assert sum(line.startswith("  policy") for line in lines) == (2 if width == 200 else 4)
 
 
+def test_a_model_may_be_named_as_other_suites_do(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--policy", "recompute", "--no-db"]
+    found = [replayed(capsys, *words, "--model", name) for name in ("llama-3-8b", "Llama-3.1-8B", "LLAMA-3-8B")]
+    assert {each["replays"][0]["model"] for each in found} == {"llama-3-8b"}
+    assert len({each["digest"] for each in found}) == 1
+
+
+@pytest.mark.parametrize(("where", "word"), [(["--no-db"], "done"), ([], "stored")])
+def test_stored_is_said_of_what_is_stored(
+    where: list[str], word: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", *SMALL, "--policy", "recompute", *where]) == 0
+    assert re.findall(r"(\w+) 1/1 ", capsys.readouterr().err) == [word]
+    assert (here / "r.db").exists() is (word == "stored")
+
+
 def test_switches_are_turned_one_at_a_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = replayed(capsys, *SMALL, "--policy", "strata", "--ablate", "--no-db", "--param", "batch_tokens=4096")
     params = [each["params"] for each in found["replays"]]
@@ -284,6 +300,20 @@ REFUSED = {
     "option": (["osc:far=1", "--policy", "lru"], ["not an option of the preset"]),
     "copy": (["--sorted-copy", "x"], ["a trace is needed"]),
     "copy rates": (["osc", "--rate", "1,2", "--sorted-copy", "x"], ["one rate a file"]),
+    "strict preset": (["osc", "--policy", "lru", "--strict"], ["--strict: only a file can be odd", "'osc'"]),
+    "seed of a file": (["gone.jsonl", "--policy", "lru", "--seed", "0"], ["--seed: a file is replayed as it is"]),
+    "strict resume": (["--resume", "abcdef12", "--strict"], ["--strict: only a file"]),
+    "format resume": (["--resume", "abcdef12", "--format", "azure"], ["--format: only a file"]),
+    "a folder": ([".", "--policy", "lru"], [".: not a regular file", "a directory"]),
+    "a device": (["/dev/null", "--policy", "lru"], ["null: not a regular file", "a device"]),
+    "empty": (["", "--policy", "lru"], ["unknown preset"]),
+    "copy of a folder": ([".", "--sorted-copy", "x"], ["not a regular file"]),
+    "copy and policy": (["osc", "--sorted-copy", "x", "--policy", "lru"], ["--sorted-copy with --policy: nothing is"]),
+    "copy and model": (["osc", "--sorted-copy", "x", "--model", "opt-13b"], ["--sorted-copy with --model"]),
+    "copy and strict": (["osc", "--sorted-copy", "x", "--strict"], ["--sorted-copy with --strict"]),
+    "copy and format": (["osc", "--sorted-copy", "x", "--format", "azure"], ["--format: only a file"]),
+    "copy of none": (["osc", "--sorted-copy", "x", "--requests", "0"], ["--requests: out of range"]),
+    "seed of a copy": (["gone.jsonl", "--sorted-copy", "x", "--seed", "1"], ["--sorted-copy with --seed"]),
     "no fit": (["osc", "--policy", "lru", "--machine", "t4", "--model", "llama-3-70b"], ["leaves no memory for KV"]),
     "resume": (["--resume", "abcdef12"], ["r.db"]),
 }  # fmt: skip

@@ -95,6 +95,7 @@ def test_runs_of_a_group_are_fresh_processes_in_a_recorded_shuffled_order(kvbenc
 def test_without_a_database_a_bundle_holds_the_run(kvbench: Kvbench, tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     ran = kvbench("run", "toy/fine", "-a", "n=1", "--profile", "smoke", "--no-db", "--bundle", str(file), "--json")
+    assert "stored 1/1 " in ran.stderr
     assert ran.returncode == 0, ran.stderr
     assert not (tmp_path / "toy.db").exists()
     for new in (1, 0):
@@ -102,6 +103,13 @@ def test_without_a_database_a_bundle_holds_the_run(kvbench: Kvbench, tmp_path: P
         assert took.returncode == 0, took.stderr
         assert document(took.stdout)["files"][0]["runs_new"] == new
     assert document(kvbench("show", "latest", "--json").stdout) == document(ran.stdout)
+
+
+def test_what_is_kept_nowhere_is_not_called_stored(kvbench: Kvbench) -> None:
+    ran = kvbench("run", "toy/fine", "-a", "n=1", "--profile", "smoke", "--no-db")
+    assert ran.returncode == 0, ran.stderr
+    assert "done 1/1 " in ran.stderr
+    assert "stored" not in ran.stderr
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> list[str]:

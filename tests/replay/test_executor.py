@@ -121,9 +121,40 @@ def test_every_iteration_is_carried_out_and_leaves_what_it_should(rig: Rig, offl
     decodes = [one for placed in made.placed for what in placed for one in what.decodes]
     assert bool(decodes) is (offload != "none")
     assert (spans.attention > 0.0) is (offload != "none")
-    end_to_end, middle = made.error()
-    assert end_to_end > -1.0
-    assert middle > -1.0
+    found = made.errors()
+    assert found.whole > -1.0
+    assert found.work is not None
+    assert found.iteration is not None
+    assert 0 < found.iterations <= len(made.turns)
+    assert 0.0 <= made.paced < 1.0
+
+
+def test_what_is_paced_has_no_error_of_its_own(rig: Rig) -> None:
+    """Phases without copy or attention end when the simulation says: they would make any error look small."""
+    made = rig.executor(SMALL)
+    real = [
+        any(task.copy is not None or task.step is not None for task in tasks) for tasks in made.tasks
+    ]  # fmt: skip
+    assert 0 < sum(real) < len(real)
+    working = [task for tasks in made.tasks for task in tasks if task.copy is not None or task.step is not None]
+    whole = sum(turn.end - turn.begin for turn in made.turns)
+    assert made.paced == pytest.approx(1.0 - sum(task.simulated for task in working) / whole)
+    charged = [sum(task.charged for task in tasks if task in working) for tasks in made.tasks]
+    assert [amount > 0.0 for amount in charged] == real
+    made.run()
+    spans = made.spans
+    assert spans is not None
+    assert [took > 0.0 for took in spans.worked] == real
+    assert sum(spans.worked) >= spans.attention
+    made.spans = replace(spans, total=1.1 * made.simulated, worked=tuple(2.0 * amount for amount in charged))
+    found = made.errors()
+    assert found.iterations == sum(real)
+    assert (found.whole, found.work, found.iteration) == pytest.approx((0.1, 1.0, 1.0))
+    paced = rig.executor(replace(SMALL, offload="none", near_tokens=4000, rate=None))
+    paced.run()
+    found = paced.errors()
+    assert (found.work, found.iteration, found.iterations) == (None, None, 0)
+    assert paced.paced == 1.0
 
 
 def test_what_is_swapped_moves_before_the_layers(rig: Rig) -> None:
@@ -171,7 +202,7 @@ def test_nothing_to_carry_out(rig: Rig) -> None:
     with pytest.raises(UsageError, match="nothing to carry out"):
         Executor([], rig.memory, rig.attention, rig.mover)
     with pytest.raises(KvbenchError, match="nothing was carried out"):
-        rig.executor(SMALL).error()
+        rig.executor(SMALL).errors()
     with pytest.raises(UsageError, match="not every request fits"):
         replace(SMALL, prompt=300).simulate(replace(SMALL, prompt=300).costs(rig.measured))
     with pytest.raises(UsageError):

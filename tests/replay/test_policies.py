@@ -237,3 +237,47 @@ def test_wrong_words_are_one_line_errors(name: str, word: str, text: str) -> Non
 def test_parameters_of_another_policy_are_refused() -> None:
     with pytest.raises(UsageError, match="parameters of another policy"):
         make("lru", small(1000), parse_params("recompute", []))
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if not name.startswith("ellm")])
+@pytest.mark.parametrize("tier", ["near", "far"])
+def test_memory_that_is_not_there_is_refused(name: str, tier: str) -> None:
+    on = small(1000, 5000)
+    held = {"near": 1000, "far": 5000}[tier]
+    make(name, on, parse_params(name, [f"{tier}_tokens={held}"]))
+    with pytest.raises(UsageError, match=rf"{name}, {tier}_tokens.*{held + 1}.*at most {held}"):
+        make(name, on, parse_params(name, [f"{tier}_tokens={held + 1}"]))
+    more = small(1001, 5001)  # the machine has it
+    assert make(name, more, parse_params(name, [f"{tier}_tokens={held + 1}"])).name == name
+
+
+@pytest.mark.parametrize("name", ["ellm_isolated", "ellm_elastic"])
+def test_a_buffer_larger_than_the_host_is_refused(name: str) -> None:
+    on, words = small(8000, 100_000), [*WORDS[name], "cpu_buffer=yes"]  # 13.1 GB; the default takes what there is
+    make(name, on, parse_params(name, words))
+    make(name, on, parse_params(name, [*words, "buffer_gb=13"]))
+    with pytest.raises(UsageError, match=r"buffer_gb.*14.*at most 13\.1"):
+        make(name, on, parse_params(name, [*words, "buffer_gb=14"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "admits"),
+    [("neo", ("tokens=200",), "tokens=300"), ("ellm_isolated", ("context=256", "slo_prompt=64"), "context=305"),
+     ("ellm_elastic", ("context=256", "slo_prompt=64"), "context=305")],
+)  # fmt: skip
+def test_a_rejection_names_what_would_admit_the_request(name: str, words: tuple[str, ...], admits: str) -> None:
+    trace, on = [Request(0, 0.0, 300, 5)], small(20_000)
+    found = run(name, trace, on, *words).summary()
+    assert (found.finished, found.rejected) == (0, 1)
+    assert f"; {admits} would admit it" in found.rejection
+    key = admits.partition("=")[0]
+    other = [admits if word.startswith(key) else word for word in words]
+    assert run(name, trace, on, *other).summary().finished == 1
+
+
+def test_a_request_larger_than_memory_is_told_how_much_there_is() -> None:
+    for name in ("strata", *BASELINES):
+        words = ["near_tokens=160", "far_tokens=160"]
+        found = run(name, [Request(0, 0.0, 300, 5)], small(1000), *words).summary()
+        assert found.rejection.startswith("request 0: needs 304 tokens of KV, the "), name
+        assert found.rejection.endswith(" tier holds 160"), name

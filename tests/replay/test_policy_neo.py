@@ -142,6 +142,21 @@ def test_any_trace_is_served_and_adds_up(
     assert outcome.digest == run(trace, params).digest
 
 
+def test_a_useless_cpu_is_not_asked_but_prompts_still_go_far() -> None:
+    """Step 3 sends prompts where blocks are, not where a CPU is; step 6 then never decodes them there."""
+    useless = Costs(A10G.machine.with_(cpu_flops=1e3, host_bandwidth=1e3), A10G.shape)
+    trace = batch(40, 150, 30)
+    counts = run(trace, SMALL, useless).counters
+    assert counts["cpu_decodes"] == counts["pipelined"] == 0
+    assert counts["far_prefills"] > 0
+    assert counts["far_undecoded"] == counts["far_prefills"]
+    helped = run(trace, SMALL, Costs(A10G.machine.with_(host_bandwidth=2e12, cpu_flops=1e14), A10G.shape)).counters
+    assert helped["cpu_decodes"] > 0
+    assert helped["far_undecoded"] < helped["far_prefills"]
+    alone = run(trace, replace(SMALL, offload="none"), useless).counters
+    assert alone["far_prefills"] == alone["far_undecoded"] == 0
+
+
 # -- shapes of N7, from presets alone --------------------------------------------------------------------------------
 
 

@@ -48,6 +48,34 @@ def test_policies_that_keep_the_order_come_out_as_the_model_says(name: str, link
     assert span(cell, name) == pytest.approx(told, rel=within)
 
 
+GRID = [
+    Cell(link * 1e9, context, output, fits, questions, 30 // questions)
+    for link, context, output, fits, questions in [
+        (100, 32_768, 64, 4, 3), (12, 8192, 1, 4, 3), (12, 8192, 64, 4, 1), (450, 2048, 64, 2, 3),
+        (450, 8192, 64, 4, 3), (100, 2048, 512, 4, 10), (12, 2048, 1, 16, 10), (450, 4096, 256, 16, 3),
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cell", GRID, ids=str)
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_is_faster_than_the_model_of_its_route(name: str, cell: Cell) -> None:
+    """Strata rearranges requests and shares contexts: its bound is that of any order."""
+    on = costs(cell)
+    policy = make(name, on, parse_params(name, words(name, cell)))
+    found = replay(cell.trace(), policy, on).summary()
+    assert found.finished == cell.requests
+    told = estimate(on, cell)
+    least = told.shared if name == "strata" else told.seconds[ROUTE_OF[name]]
+    assert found.span >= least / 1.02
+
+
+def test_the_bound_is_near_what_is_reached() -> None:
+    """A bound of nothing would hold too."""
+    for cell, name, most in ((GRID[0], "directkv", 1.15), (GRID[0], "lru", 1.1), (GRID[2], "recompute", 1.05)):
+        assert span(cell, name) <= most * estimate(costs(cell), cell).seconds[ROUTE_OF[name]], name
+
+
 def test_the_model_in_limits() -> None:
     slow, fast = (estimate(costs(Cell(link, 8192)), Cell(link, 8192)) for link in (1e8, 450e9))
     assert slow.winner == "recompute"

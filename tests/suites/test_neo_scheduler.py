@@ -92,6 +92,11 @@ def test_a_replay_carried_out(context: Context) -> None:
     assert error.basis == "emulated"
     assert error.status == executed.status
     assert executed.detail["copy_bandwidth"]
+    share = executed.detail["paced_share"]
+    assert isinstance(share, float)
+    assert 0.0 < share < 1.0
+    assert rows["iteration_error"].n == executed.detail["working_iterations"]
+    assert (rows["work_error"].value is None) is (rows["work_error"].status == "skipped")
 
 
 def test_a_real_near_side_is_measured(context: Context) -> None:

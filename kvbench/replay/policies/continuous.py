@@ -12,19 +12,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from kvbench.errors import UsageError
 from kvbench.replay.costs import Costs
 from kvbench.replay.ledger import Ledger, TierSize
+from kvbench.replay.policies.capacity import capacity
 from kvbench.replay.protocol import Chunk, Holding, Live, Phase, Plan, State
 
-NEAR, FAR = "near", "far"
+NEAR: Literal["near"] = "near"
+FAR: Literal["far"] = "far"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchParams:
     """``chunked``: whether prompts are cut to fill ``budget`` tokens an iteration; ``max_batch`` requests at most;
-    ``page_tokens`` tokens a page. ``near_tokens``, ``far_tokens``: capacity for KV, 0 for what the machine leaves.
+    ``page_tokens`` tokens a page. ``near_tokens``, ``far_tokens``: capacity for KV, 0 for what the machine leaves; a
+    policy refuses more than that.
 
     Raises UsageError for numbers out of range.
     """
@@ -51,12 +55,13 @@ class BatchParams:
 class Pages:
     """Pages by tier, kept twice: in the ledger, and as what each request here holds (the deep audit compares)."""
 
-    def __init__(self, costs: Costs, params: BatchParams, *, far: bool) -> None:
+    def __init__(self, costs: Costs, params: BatchParams, *, far: bool, policy: str) -> None:
         self.tokens = params.page_tokens
         page_bytes = params.page_tokens * costs.token_bytes
-        sizes = [TierSize(NEAR, (params.near_tokens or costs.near_tokens) // self.tokens, page_bytes)]
+        sizes = [TierSize(NEAR, capacity(costs, NEAR, params.near_tokens or None, policy) // self.tokens, page_bytes)]
+        tokens = capacity(costs, FAR, params.far_tokens or None, policy)
         if far:
-            sizes.append(TierSize(FAR, (params.far_tokens or costs.far_tokens) // self.tokens, page_bytes))
+            sizes.append(TierSize(FAR, tokens // self.tokens, page_bytes))
         self.ledger = Ledger(sizes)
         self.page_bytes = page_bytes
         self.own: dict[str, dict[int, int]] = {size.name: {} for size in sizes}
@@ -102,7 +107,7 @@ class Continuous(ABC):
 
     def __init__(self, costs: Costs, params: BatchParams, *, far: bool = False, home: str = NEAR) -> None:
         self.costs, self.batch = costs, params
-        self.pages = Pages(costs, params, far=far)
+        self.pages = Pages(costs, params, far=far, policy=self.name)
         self.ledger = self.pages.ledger
         self.home = home
         self.waiting: deque[Live] = deque()
@@ -112,7 +117,8 @@ class Continuous(ABC):
     def arrive(self, live: Live, state: State) -> str | None:
         """Queue ``live``; one whose KV exceeds the whole tier is rejected."""
         if self.pages.of(live.most) > self.ledger.capacity(self.home):
-            return "larger than memory"
+            held = self.ledger.capacity(self.home) * self.pages.tokens
+            return f"needs {live.most} tokens of KV, the {self.home} tier holds {held}"
         self.waiting.append(live)
         return None
 

@@ -54,7 +54,7 @@ class DirectKV(Continuous):
     def arrive(self, live: Live, state: State) -> str | None:
         """Queue ``live``; with the swap a request also has to fit the double buffer."""
         if self.swap and live.most > self.most:
-            return "larger than the double buffer"
+            return f"needs {live.most} tokens of KV, the double buffer of a layer holds {self.most}"
         return super().arrive(live, state)
 
     def _displace(self, live: Live) -> None:

@@ -15,7 +15,7 @@ from typing import cast
 from kvbench.errors import UsageError
 from kvbench.replay.costs import Costs
 from kvbench.replay.ledger import Ledger, TierSize
-from kvbench.replay.policies.ellm_params import WHERE, ElasticParams, EngineParams, IsolatedParams
+from kvbench.replay.policies.ellm_params import BUFFER_GB, WHERE, ElasticParams, EngineParams, IsolatedParams
 from kvbench.replay.protocol import Chunk, Holding, Live, Phase, Plan, State
 from kvbench.systems.ellm import ledger as activations
 from kvbench.systems.ellm.parking import BufferRules, Order, Parking, Victims
@@ -91,7 +91,7 @@ class EllmPolicy:
         rules = Rules(
             params.context, self.memory.tokens, costs.layers, params.chunk, batched, params.sequences, params.watermark
         )
-        self.buffer_tokens = int(min(params.buffer_gb * 1e9, costs.far_bytes) // costs.token_bytes)
+        self.buffer_tokens = _buffer_bytes(costs, params) // costs.token_bytes
         self.parking, self.slo = self._buffer()
         kv = max(1, self.memory.units - self.memory.reserve)
         pools = Pools(kv, self.memory.units - kv, lend=lend)
@@ -136,6 +136,8 @@ class EllmPolicy:
     def arrive(self, live: Live, state: State) -> str | None:
         """Queue ``live``, or say why it can never run."""
         reason = self.scheduler.refuses(live.most)
+        if reason is not None and live.most >= self.params.context:
+            reason += f"; context={live.most + 1} would admit it"
         if reason is None:
             self._lives[live.request.id] = live
             self.scheduler.arrive(live.request.id, live.request.input_tokens)
@@ -341,6 +343,18 @@ class EllmPolicy:
             self._changes += 1
             self._reversals += self._up is not None and up != self._up
             self._up = up
+
+
+def _buffer_bytes(costs: Costs, params: EngineParams) -> int:
+    """Return the bytes of the CPU buffer: the default at most what the host has, more than that is refused."""
+    asked, held = params.buffer_gb * 1e9, costs.far_bytes
+    if asked > held and params.buffer_gb != BUFFER_GB:
+        raise UsageError(
+            "a buffer larger than the host's memory", where=f"{WHERE}, buffer_gb", got=params.buffer_gb,
+            expected=f"at most {held / 1e9:g}, what {costs.machine.name} has",
+            mend="give less, or take a machine with more host_memory",
+        )  # fmt: skip
+    return int(min(asked, held))
 
 
 def _memory(costs: Costs, params: EngineParams, batched: int, *, lend: bool) -> tuple[Memory, Activations]:

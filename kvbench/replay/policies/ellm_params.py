@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kvbench.errors import UsageError
 
 WHERE = "eLLM policy"
+BUFFER_GB = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class EngineParams:
     ``tokens_per_chunk``: tokens of the smallest piece of KV memory, 0: what a mapping chunk of the machine holds
     (isolated pools: a page of 16 tokens).
 
-    ``cpu_buffer``: prompts without room leave to host memory: ``buffer_gb`` (10^9 bytes, at most what the host has),
+    ``cpu_buffer``: prompts without room leave to host memory: ``buffer_gb`` (10^9 bytes; the default at most what
+    the host has, another size has to be there),
     ``victims`` newest or longest, ``order`` of return oldest or shortest, ``size`` the share of it used at first.
     ``controller``: that share follows violations of the objectives, ``slo`` times the unloaded TTFT of a prompt of
     ``slo_prompt`` tokens and the unloaded TPOT: ``threshold`` of the last ``window`` iterations, by ``alpha`` and
@@ -37,7 +39,7 @@ class EngineParams:
     watermark: float = 0.01
     tokens_per_chunk: int = 0
     cpu_buffer: bool = False
-    buffer_gb: float = 64.0
+    buffer_gb: float = BUFFER_GB
     victims: str = "newest"
     order: str = "oldest"
     size: float = 1.0

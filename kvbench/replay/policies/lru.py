@@ -13,6 +13,7 @@ from kvbench.errors import UsageError
 from kvbench.replay.costs import TRANSPORTS, Costs, Transport
 from kvbench.replay.ledger import Ledger, TierSize
 from kvbench.replay.policies.blocks import Block, Blocks, with_cache
+from kvbench.replay.policies.capacity import capacity
 from kvbench.replay.policies.continuous import FAR, NEAR, BatchParams, Continuous
 from kvbench.replay.protocol import Chunk, Holding, Live, Phase, Plan, State
 
@@ -52,9 +53,9 @@ class Lru(Continuous):
     def __init__(self, costs: Costs, params: Params) -> None:
         super().__init__(costs, params, far=params.far)
         self.params = params
-        sizes = [TierSize(NEAR, params.near_tokens or costs.near_tokens, costs.token_bytes)]
+        sizes = [TierSize(NEAR, capacity(costs, NEAR, params.near_tokens or None, self.name), costs.token_bytes)]
         if params.far:
-            sizes.append(TierSize(FAR, params.far_tokens or costs.far_tokens, costs.token_bytes))
+            sizes.append(TierSize(FAR, capacity(costs, FAR, params.far_tokens or None, self.name), costs.token_bytes))
         self.ledger = Ledger(sizes)
         self.cache = Blocks(self.ledger, NEAR, FAR if params.far else None)
         self.holds: dict[int, Hold] = {}
@@ -65,7 +66,7 @@ class Lru(Continuous):
     def arrive(self, live: Live, state: State) -> str | None:
         """Queue ``live``; one whose KV exceeds the near tier is rejected."""
         if live.most > self.ledger.capacity(NEAR):
-            return "larger than memory"
+            return f"needs {live.most} tokens of KV, the near tier holds {self.ledger.capacity(NEAR)}"
         self.waiting.append(live)
         return None
 

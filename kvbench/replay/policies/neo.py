@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvbench.errors import UsageError
 from kvbench.replay.costs import Costs, Transport, Work
 from kvbench.replay.ledger import Ledger, TierSize
+from kvbench.replay.policies.capacity import capacity
 from kvbench.replay.protocol import Chunk, Holding, Live, Phase, Plan, State
 from kvbench.systems.neo.halves import Cost, Job
 from kvbench.systems.neo.scheduler import Decision, Scheduler
@@ -128,18 +129,22 @@ class Neo:
     def __init__(self, costs: Costs, params: Params, cost: Cost | None = None) -> None:
         self.name = "neo"
         self.costs, self.params = costs, params
-        self.blocks = params.blocks(costs.near_tokens, costs.far_tokens, costs.layers)
+        near, far = (
+            capacity(costs, "near", params.near_tokens, "neo"), capacity(costs, "far", params.far_tokens, "neo"),
+        )  # fmt: skip
+        self.blocks = params.blocks(near, far, costs.layers)
         self.scheduler = Scheduler(self.blocks, cost or Priced(costs))
         unit = self.blocks.page * costs.token_bytes
         self.ledger = Ledger(
             (TierSize("near", self.blocks.near_room, unit), TierSize("far", self.blocks.far_blocks, unit))
         )
         self._lives: dict[int, Live] = {}
+        self._unserved: set[int] = set()  # prefilled far and in no CPU decode so far
         self._fragment = self.blocks.page * costs.layer_token_bytes // 2
         self._transport: Transport = params.transport  # type: ignore[assignment]  # checked by Params
         self._counts: dict[str, float] = dict.fromkeys(
-            ("swapped_out", "swapped_in", "preemptions", "cpu_decodes", "near_decodes", "far_prefills", "pipelined",
-             "near_only", "exposed"), 0,
+            ("swapped_out", "swapped_in", "preemptions", "cpu_decodes", "near_decodes", "far_prefills", "far_undecoded",
+             "pipelined", "near_only", "exposed"), 0,
         )  # fmt: skip
 
     # -- the engine's questions ------------------------------------------------------------------------------------
@@ -197,6 +202,7 @@ class Neo:
         for live in state.ended:
             key = live.request.id
             del self._lives[key]
+            self._left(key)
             for tier in ("near", "far"):
                 if self.ledger.held(tier, key):
                     self.ledger.give(tier, key)
@@ -213,7 +219,11 @@ class Neo:
         return Holding("near", near), Holding("far", far)
 
     def counters(self) -> Mapping[str, float]:
-        """Return swaps and dropped requests, decodes by where their attention ran, iterations by mode."""
+        """Return swaps and dropped requests, decodes by where their attention ran, iterations by mode.
+
+        ``far_prefills``: prompts whose KV went far; ``far_undecoded``: those of them that came back, ended or were
+        dropped before any CPU decode.
+        """
         return self._counts
 
     # -- a decision in the ledger and in seconds -------------------------------------------------------------------
@@ -249,8 +259,18 @@ class Neo:
         counts["cpu_decodes"] += len(made.far[0]) + len(made.far[1])
         counts["near_decodes"] += len(made.near)
         counts["far_prefills"] += sum(far for _, far in made.prefills)
+        for job in (*made.swapped_in, *made.dropped):
+            self._left(job.key)
+        self._unserved.update(job.key for job, far in made.prefills if far)
+        self._unserved.difference_update(job.key for job in (*made.far[0], *made.far[1]))
         mode = "near_only" if made.mode == "near" else "pipelined" if made.mode == "pipelined" else "exposed"
         counts[mode] += 1
+
+    def _left(self, key: int) -> None:
+        """Count a request that leaves host memory without a CPU decode since it was prefilled there."""
+        if key in self._unserved:
+            self._unserved.remove(key)
+            self._counts["far_undecoded"] += 1
 
     def _phases(self, made: Decision) -> tuple[tuple[Phase, ...], tuple[Part, ...]]:
         """Return the phases of an iteration and what each of them does."""

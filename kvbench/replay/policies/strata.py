@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from typing import Literal
 
 from kvbench.errors import UsageError
 from kvbench.model.geometry import KVGeometry
 from kvbench.replay.costs import Costs
 from kvbench.replay.ledger import Ledger, TierSize
 from kvbench.replay.models import ELEMENT
+from kvbench.replay.policies.capacity import capacity
 from kvbench.replay.policies.strata_params import Batch, Entry, Params
 from kvbench.replay.protocol import Chunk, Holding, Live, Phase, Plan, State
 from kvbench.systems.strata.batching import Candidate, Limits, balanced, fifo
@@ -26,7 +28,9 @@ from kvbench.systems.strata.tiers import TieredCache, unit_key, unit_of
 
 __all__ = ["Params", "StrataPolicy", "make"]
 
-NEAR, FAR, CACHE = "near", "far", "cache"
+NEAR: Literal["near"] = "near"
+FAR: Literal["far"] = "far"
+CACHE = "cache"
 TAILS = 1 << 16  # ended requests whose next turn is awaited, at most
 ENDLESS = 1 << 30  # decode steps: the engine cuts them at the next arrival or end of a request
 
@@ -38,8 +42,8 @@ class StrataPolicy:
 
     def __init__(self, costs: Costs, params: Params) -> None:
         self.costs, self.params = costs, params
-        near = costs.near_tokens if params.near_tokens is None else params.near_tokens
-        far = costs.far_tokens if params.far_tokens is None else params.far_tokens
+        near = capacity(costs, NEAR, params.near_tokens, self.name)
+        far = capacity(costs, FAR, params.far_tokens, self.name)
         self.ledger = Ledger([TierSize(NEAR, near, costs.token_bytes), TierSize(FAR, far, costs.token_bytes)])
         self._near, self._far = near, far
         self._cache: TieredCache | None = None

@@ -106,10 +106,18 @@ def ids_of(path: Path, number: int, value: object) -> tuple[int, ...]:
 
 
 def pick(path: Path, number: int, row: Mapping[str, Any], *names: str) -> tuple[str, Any]:
-    """Return (name, value) of the first of ``names`` the row has; raises UsageError with the line for none."""
-    for name in names:
-        if row.get(name) is not None:
-            return name, row[name]
+    """Return (name, value) of the first of ``names`` the row has; raises UsageError with the line for none, and where
+    two names of one field have different values."""
+    found = [(name, row[name]) for name in names if row.get(name) is not None]
+    if found:
+        (name, value), *others = found
+        for other, said in others:
+            if said != value:
+                raise bad(
+                    path, number, f"{name} and {other} are one field", got=f"{_short(value)} and {_short(said)}",
+                    expected="one value", mend="leave one of them out",
+                )  # fmt: skip
+        return name, value
     raise bad(
         path, number, f"no {names[0]}", got="fields " + " ".join(printable(str(k), 24) for k in list(row)[:12]),
         expected=" or ".join(names), mend="a file holds rows of one format only",
@@ -118,6 +126,34 @@ def pick(path: Path, number: int, row: Mapping[str, Any], *names: str) -> tuple[
 
 INPUT = ("input_length", "input_tokens", "prompt_tokens")
 OUTPUT = ("output_length", "output_tokens", "completion_tokens")
+TIME = ("timestamp", "created_time")
+DELAY = ("delay", "delay_ms")
+# Fields that only rows of one format have. Mooncake and Bailian share `timestamp`, in different units.
+TELLING: Mapping[str, frozenset[str]] = MappingProxyType({
+    "mooncake": frozenset({"created_time", "session_id", *DELAY}),
+    "bailian": frozenset({"chat_id", "parent_chat_id"}),
+    "kvbench": frozenset({"arrival", "block_tokens"}),
+})  # fmt: skip
+FOREIGN = {
+    own: {field: name for name, fields in TELLING.items() if name != own for field in sorted(fields)} for own in TELLING
+}
+FOREIGN["kvbench"]["timestamp"] = "mooncake or bailian"
+COLUMNS: Mapping[str, frozenset[str]] = MappingProxyType({
+    "burstgpt": frozenset({"timestamp", "request tokens", "response tokens"}),
+    "azure": frozenset({"timestamp", "contexttokens", "generatedtokens"}),
+})  # fmt: skip
+
+
+def object_of(path: Path, number: int, text: str, whole: bool, own: str) -> dict[str, Any]:
+    """Return the row of format ``own`` on a line; raises UsageError with the line where a field names another one."""
+    row = parsed(path, number, text, whole)
+    for key, name in FOREIGN[own].items():
+        if row.get(key) is not None:
+            raise bad(
+                path, number, f"a row of {name} in a file of {own}", got=f"the field {key}",
+                expected=f"rows of {own} only", mend="replay the rows of each format as a file of their own",
+            )  # fmt: skip
+    return row
 
 
 def _mooncake(path: Path, first: str) -> Reader:
@@ -125,9 +161,12 @@ def _mooncake(path: Path, first: str) -> Reader:
     sessions = Names()
 
     def read(number: int, text: str, whole: bool) -> Row:
-        row = parsed(path, number, text, whole)
+        row = object_of(path, number, text, whole, "mooncake")
         said = row.get("session_id")
-        name, value = pick(path, number, row, "timestamp", "created_time", "delay", "delay_ms")
+        dated = any(row.get(name) is not None for name in TIME)
+        if not dated and all(row.get(name) is None for name in DELAY):
+            pick(path, number, row, *TIME, *DELAY)  # says which there may be
+        name, value = pick(path, number, row, *(TIME if dated else DELAY))
         time = time_of(path, number, name, value, 1e-3)
         if name.startswith("delay"):
             if said is None or said not in last:
@@ -155,13 +194,15 @@ def _bailian(path: Path, first: str) -> Reader:
     seen: dict[object, tuple[int, int]] = {}  # chat: (its id, its session)
 
     def read(number: int, text: str, whole: bool) -> Row:
-        row = parsed(path, number, text, whole)
+        row = object_of(path, number, text, whole, "bailian")
         _, chat = pick(path, number, row, "chat_id")
         if not isinstance(chat, str | int):
             raise bad(path, number, "chat_id", got=_short(chat), expected="a word or a number")
         if chat in seen:
             raise bad(path, number, "chat_id comes twice", got=_short(chat))
         parent = row.get("parent_chat_id")
+        if parent is not None and parent == chat:
+            raise bad(path, number, "the row is its own parent", got=_short(chat), expected="an earlier row")
         root = parent in (None, -1, "-1")
         known = None if root or not isinstance(parent, str | int) else seen.get(parent)
         own = len(seen)
@@ -181,20 +222,23 @@ def _bailian(path: Path, first: str) -> Reader:
 
 def _own(path: Path, first: str) -> Reader:
     def read(number: int, text: str, whole: bool) -> Row:
-        row = parsed(path, number, text, whole)
+        row = object_of(path, number, text, whole, "kvbench")
         arrival = time_of(path, number, *pick(path, number, row, "arrival"), 1.0)
         optional = {
             name: None if row.get(name) is None else integer(path, number, name, row[name], MOST_ID)
             for name in ("session", "parent", "block_tokens")
         }
         ids = row.get("hash_ids")
+        own = integer(path, number, *pick(path, number, row, "id"), MOST_ID)
+        if optional["parent"] == own:
+            raise bad(path, number, "the row is its own parent", got=own, expected="the id of an earlier row")
         if (ids is None) is not (optional["block_tokens"] is None):
             raise bad(path, number, "hash_ids and block_tokens", expected="both or neither")
         return Row(
             arrival, integer(path, number, *pick(path, number, row, "input_tokens")),
             integer(path, number, *pick(path, number, row, "output_tokens")),
-            integer(path, number, *pick(path, number, row, "id"), MOST_ID), optional["session"], optional["parent"],
-            False, optional["block_tokens"], None if ids is None else ids_of(path, number, ids),
+            own, optional["session"], optional["parent"], False, optional["block_tokens"],
+            None if ids is None else ids_of(path, number, ids),
         )  # fmt: skip
 
     return read
@@ -285,20 +329,26 @@ FORMATS: Mapping[str, Format] = MappingProxyType({
 def detect(path: Path, number: int, text: str, whole: bool) -> Format:
     """Return the format the first line of a file is in; raises UsageError that says what was found."""
     if text.lstrip().startswith("{"):
-        keys = parsed(path, number, text, whole).keys()
+        row = parsed(path, number, text, whole)
+        keys = dict.fromkeys(key for key, value in row.items() if value is not None).keys()
         if "arrival" in keys:
             return FORMATS["kvbench"]
         if "chat_id" in keys:
             return FORMATS["bailian"]
-        if keys & {"timestamp", "created_time"} and keys & set(INPUT):
+        if keys & set(TIME) and keys & set(INPUT):
             return FORMATS["mooncake"]
         got = "JSON with " + " ".join(printable(str(key), 24) for key in list(keys)[:8])
     else:
-        columns = set(columns_of(text))
-        if {"timestamp", "request tokens", "response tokens"} <= columns:
-            return FORMATS["burstgpt"]
-        if {"timestamp", "contexttokens", "generatedtokens"} <= columns:
-            return FORMATS["azure"]
+        named = columns_of(text)
+        columns = set(named)
+        found = [name for name, needed in COLUMNS.items() if needed <= columns]
+        if len(found) > 1:
+            raise bad(path, number, "columns of two formats", got=" and ".join(found), expected="those of one")
+        if found:
+            twice = next((name for i, name in enumerate(named) if name and name in named[:i]), None)
+            if twice is not None:
+                raise bad(path, number, "a column is there twice", got=printable(twice, 40), expected="each name once")
+            return FORMATS[found[0]]
         got = printable(text, 80)
     raise bad(
         path, number, "no trace format known", got=got, expected="one of " + " ".join(FORMATS),

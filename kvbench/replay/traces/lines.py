@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +24,25 @@ def bad(path: Path, number: int, what: str, *, got: object = None, expected: str
     return UsageError(what, where=f"{path.name}:{number}", got=got, expected=expected, mend=mend)
 
 
+def _kind(path: Path) -> str:
+    """Return what ``path`` is, in words."""
+    mode = path.stat().st_mode
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((word for test, word in kinds if test(mode)), "a device")
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a regular file for reading, through gzip where its first bytes say so. Raises UsageError otherwise."""
     try:
-        if not path.is_file():
+        if not path.exists():
             raise UsageError(
                 "no such trace file", where=printable(path.name), expected="a file, or the name of a preset",
+            )  # fmt: skip
+        if not path.is_file():
+            raise UsageError(
+                "not a regular file", where=printable(path.name or str(path)), got=_kind(path),
+                expected="a file: it is read more than once", mend="write it to a file first",
             )  # fmt: skip
         file = path.open("rb")
     except OSError as error:
@@ -84,10 +97,26 @@ def sha256(path: Path) -> str:
     return found.hexdigest()
 
 
+class _Twice(Exception):
+    """A JSON object has a name twice: which value counts is anybody's guess."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for i, name in enumerate(names) if name in names[:i]))
+    return found
+
+
 def parsed(path: Path, number: int, text: str, whole: bool) -> dict[str, Any]:
     """Return the JSON object on a line. ``whole``: a line end follows; without one the file was cut."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_once)
+    except _Twice as error:
+        raise bad(
+            path, number, "a field is there twice", got=printable(str(error), 40), expected="each name once"
+        ) from None
     except (ValueError, RecursionError) as error:
         if not whole:
             raise bad(

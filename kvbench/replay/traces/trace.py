@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvbench.errors import NoData, UsageError, printable
@@ -32,7 +32,7 @@ class Facts:
 
     ``failed``: rows whose call gave no output; ``empty``: rows without input; ``late``: rows put in order;
     ``bad_ids``: requests whose number of hash ids is not ceil(input / block), whose ids are left out, and the line of
-    the first; ``broken``: ids that follow another id than before; ``orphans``: turns whose parent is not in the file.
+    the first; ``broken``: ids that follow another id than before; ``orphans``: turns whose parent is no earlier row.
     ``blocks`` and ``unique_blocks`` count hash ids; the latter is None beyond MOST_BLOCKS.
     """
 
@@ -111,6 +111,29 @@ class Trace:
             )  # fmt: skip
 
 
+@dataclass(slots=True)
+class Known:
+    """The ids of a kvbench file: all that were read, those still to pass in the order of their times, when rows came
+    that are no requests, and the first row whose parent is none before it. That one is an error once the whole file is
+    known to be in order: else its order is what is wrong."""
+
+    ids: set[int] = field(default_factory=set)
+    ahead: set[int] = field(default_factory=set)
+    left_out: dict[int, tuple[float, int]] = field(default_factory=dict)
+    astray: tuple[int, int] | None = None
+
+    def passes(self, number: int, row: Row) -> None:
+        """Let ``row`` pass, and note it unless its parent did before: then no chain of parents can close."""
+        parent = row.parent
+        if parent is not None and (
+            parent not in self.ids
+            or parent in self.ahead
+            or self.left_out.get(parent, (row.time, number)) > (row.time, number)
+        ):
+            self.astray = self.astray or (number, parent)
+        self.ahead.discard(row.id or 0)
+
+
 def open_trace(path: Path, format_name: str | None = None, *, strict: bool = False) -> Trace:
     """Return the trace in ``path`` after reading all of it once.
 
@@ -122,18 +145,17 @@ def open_trace(path: Path, format_name: str | None = None, *, strict: bool = Fal
     form = form or format_of(path)
     facts = Facts()
     before: dict[int, int] = {}
-    ids: set[int] = set()
-    missing: list[tuple[int, int]] = []
-    for number, row in reordered(_checked(path, form, facts, before, ids, strict=strict), path, facts):
-        if form.zero and row.parent is not None and row.parent not in ids:
-            missing.append((number, row.parent))
+    known = Known()
+    for number, row in reordered(_checked(path, form, facts, before, known, strict=strict), path, facts):
+        if form.zero:
+            known.passes(number, row)
         if not facts.requests:
             facts.first = row.time
         facts.requests += 1
         facts.last = row.time
-    for number, parent in missing:
-        if parent not in ids:
-            raise bad(path, number, "parent", got=parent, expected="the id of a row of the file")
+    if known.astray is not None:
+        number, parent = known.astray
+        raise bad(path, number, "parent", got=parent, expected="the id of an earlier row of the file")
     if not facts.requests:
         raise NoData(
             "no request to replay", where=printable(path.name), got=counted(facts.rows, "row"),
@@ -227,15 +249,19 @@ def _counts(row: Row) -> bool:
 
 
 def _checked(
-    path: Path, form: Format, facts: Facts, before: dict[int, int], ids: set[int], *, strict: bool
+    path: Path, form: Format, facts: Facts, before: dict[int, int], known: Known, *, strict: bool
 ) -> Iterator[Numbered]:  # fmt: skip
     """Yield the rows that are requests; count the others and everything odd, or raise in ``strict`` mode."""
     for number, row in rows(path, form, facts):
         facts.rows += 1
         if form.zero and row.id is not None:
-            if row.id in ids:
+            if row.id in known.ids:
                 raise bad(path, number, "the id comes twice", got=row.id)
-            ids.add(row.id)
+            known.ids.add(row.id)
+            if _counts(row):
+                known.ahead.add(row.id)
+            else:
+                known.left_out[row.id] = row.time, number
         if row.output_tokens == 0:
             facts.failed += 1
             continue
@@ -327,7 +353,7 @@ def _notices(path: Path, form: Format, facts: Facts) -> Iterator[str]:
     if facts.totals:
         yield f"{name}: total tokens of {counted(facts.totals, 'row')} are not the sum of request and response"
     if facts.orphans:
-        yield f"{name}: {counted(facts.orphans, 'turn')} whose parent is not in the file begin new conversations"
+        yield f"{name}: {counted(facts.orphans, 'turn')} whose parent is no earlier row begin new conversations"
     if facts.cut:
         yield f"{name}: the last line has no line end: it may be cut"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import heapq
 import io
@@ -27,14 +28,14 @@ Keyed = tuple[float, int, str]
 def new_text(out: Path) -> Iterator[IO[str]]:
     """Open a new file for text, compressed where its name ends in .gz; it is removed if the block raises.
 
-    Raises UsageError when it is there already or cannot be made.
+    Raises UsageError when it is there already, cannot be made, or its folder refuses what the block writes there.
     """
     try:
         file = out.open("xb")
     except FileExistsError:
         raise UsageError("the file is there already", where=printable(out.name), mend="name another one") from None
     except OSError as error:
-        raise UsageError(f"cannot be written ({error.strerror})", where=printable(out.name)) from None
+        raise _refused(out, error) from None
     try:
         with file:
             if out.suffix == ".gz":
@@ -45,9 +46,21 @@ def new_text(out: Path) -> Iterator[IO[str]]:
             else:
                 with _text(file) as text:
                     yield text
+    except OSError as error:
+        out.unlink(missing_ok=True)
+        raise _refused(out, error) from None
     except BaseException:
         out.unlink(missing_ok=True)
         raise
+
+
+def _refused(out: Path, error: OSError) -> UsageError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return UsageError(
+        f"cannot be written ({error.strerror or error})",
+        where=f"{printable(out.name, 80)} in {printable(str(out.absolute().parent), 200)}",
+        mend="free space there, or name a file elsewhere" if full else "",
+    )
 
 
 @contextlib.contextmanager

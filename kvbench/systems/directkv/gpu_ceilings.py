@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kvbench.errors import Unavailable
+from dataclasses import replace
+
+from kvbench.errors import Unavailable, VerifyError
 from kvbench.kernels.gpu.cublas import Cublas
+from kvbench.kernels.gpu.gemm_kernels import error_bound
 from kvbench.machine import link_profiler
 from kvbench.machine.link_bytes import LinkBytes, LinkCounters, link_bytes
 from kvbench.memory.cuda.buffers import hbm, pinned
@@ -12,7 +15,7 @@ from kvbench.memory.cuda.kernels import Kernels
 from kvbench.memory.cuda.service import Service
 from kvbench.systems.directkv.gpu_gemm import GpuGemm
 from kvbench.systems.directkv.gpu_once import words
-from kvbench.systems.directkv.gpu_operands import Enter
+from kvbench.systems.directkv.gpu_operands import POISON, Enter
 from kvbench.transport.gpu_lane import Lane
 from kvbench.transport.gpu_link import Link, open_lanes
 
@@ -28,6 +31,13 @@ def reader(
     size = max(LEAST_BYTES, -(-nbytes // 16) * 16)
     (lane,) = open_lanes(service, kernels, enter, Link("pinned", transport, "fetch", size, threads=threads, seed=seed))
     return lane
+
+
+def with_b_near(service: Service, enter: Enter, work: GpuGemm, seed: int) -> GpuGemm:
+    """Return the launch of ``work`` with B near; for swap, whose launches multiply slabs, the one of all of B."""
+    if work.asked.method != "swap":
+        return GpuGemm(service, enter, work.asked, seed, near=True)
+    return GpuGemm(service, enter, replace(work.asked, method="resident", staging=100, double=False), seed)
 
 
 def link_of(service: Service, enter: Enter, stream: Stream, board: int | None, work: GpuGemm, seed: int) -> LinkBytes:
@@ -61,7 +71,8 @@ def link_of(service: Service, enter: Enter, stream: Stream, board: int | None, w
 class VendorProduct:
     """The same float32 product by cuBLAS, B near, no TF32: ``submit`` queues it. For ``simt`` and ``resident`` alone.
 
-    Raises Unavailable where no cuBLAS loads, or for another arithmetic or method.
+    ``spoil`` and ``check`` prove it as the work's own. Raises Unavailable where no cuBLAS loads, or for another
+    arithmetic or method.
     """
 
     def __init__(self, enter: Enter, work: GpuGemm, service: Service) -> None:
@@ -70,7 +81,7 @@ class VendorProduct:
             raise Unavailable("cuBLAS stands beside a resident float32 product alone", where="gemm", got=o.compute)
         self._cublas: Cublas = enter(Cublas())
         self._c = enter(hbm(service, o.c.nbytes, seed=61))
-        self._o = o
+        self._o, self._service = o, service
         self.operations = 1
 
     def submit(self, stream: Stream) -> None:
@@ -83,3 +94,16 @@ class VendorProduct:
             (self._c.copy_address, o.ldc),
         )  # fmt: skip
         stream.count(1)
+
+    def spoil(self) -> None:
+        """Make the result not a number, and wait for it."""
+        self._service.stream.set_bytes(self._c.copy_address, POISON, self._c.nbytes)
+        self._service.stream.synchronize()
+
+    def check(self) -> None:
+        """Raise VerifyError unless the vendor's product is right to what float32 sums are: with TF32 it is not."""
+        o = self._o
+        found, bound = o.error(self._c), error_bound("simt", o.k)
+        if not found <= bound:
+            raise VerifyError("the vendor's product is not float32", where=f"cuBLAS {o.m} x {o.n} x {o.k}",
+                              got=f"an error of {found:.2e}", expected=f"at most {bound:.2e}")  # fmt: skip

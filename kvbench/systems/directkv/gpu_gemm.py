@@ -6,7 +6,7 @@ DirectKV, OSDI 2026, 2.3 and 4. A mechanism: it queues work on a stream it is gi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbench.errors import Unavailable, UsageError
 from kvbench.kernels.gpu import build
@@ -92,11 +92,15 @@ class GpuGemm:
     """One product on a GPU, ready to be queued: ``submit(stream)`` queues ``operations`` there and on ``also``.
 
     ``traffic`` are the bytes of the algebra with this form's padding, ``near_bytes`` what it holds in GPU memory,
-    ``kernel`` names what runs, any fallback included. Raises UsageError for what makes no sense, Unavailable for tiles
-    that do not fit on the chip (with what does), a kernel there is not for this GPU, or memory that is not there.
+    ``kernel`` names what runs, any fallback included. ``near``: the same launch with B in GPU memory, which is what
+    bounds it; not for swap. Raises UsageError for what makes no sense, Unavailable for tiles that do not fit on the
+    chip (with what does), a kernel there is not for this GPU, or memory that is not there.
     """
 
-    def __init__(self, service: Service, enter: Enter, asked: Asked, seed: int = 1) -> None:
+    def __init__(self, service: Service, enter: Enter, asked: Asked, seed: int = 1, *, near: bool = False) -> None:
+        if near and asked.method == "swap":
+            raise UsageError("a swap from near memory", where="gemm", got="swap", mend="its bound is resident")
+        self.near = near or asked.method == "resident"
         self.asked, self._service, self._enter = asked, service, enter
         self.form, self.fallback = chosen(service, asked)
         tile_m, tile_n, tile_k = _tiles(self.form)
@@ -110,7 +114,7 @@ class GpuGemm:
         columns = asked.n
         if asked.method == "swap":
             columns = staged_columns(self.gemm, asked.staging, double=asked.double) * tile_n
-        place: Place = "near" if asked.method == "resident" else "far"
+        place: Place = "near" if self.near else "far"
         self.operands = Operands(service, enter, asked.m, asked.n, asked.k, asked.compute, place, columns, seed)
         self.flags = self.operands.flags
         self._staging: list[GpuBuffer] = []
@@ -129,12 +133,12 @@ class GpuGemm:
     def near_bytes(self) -> int:
         """Bytes of GPU memory it holds: A, C, and B or its staging buffers."""
         own = [self.operands.a, self.operands.c, *self._staging]
-        return sum(b.nbytes for b in own) + (self.operands.b_bytes if self.asked.method == "resident" else 0)
+        return sum(b.nbytes for b in own) + (self.operands.b_bytes if self.near else 0)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of near memory that stand for B: all of it when resident, the buffers of swap, else none."""
-        return self.operands.b_bytes if self.asked.method == "resident" else sum(b.nbytes for b in self._staging)
+        return self.operands.b_bytes if self.near else sum(b.nbytes for b in self._staging)
 
     @property
     def traffic(self) -> Traffic:
@@ -144,8 +148,12 @@ class GpuGemm:
         k = asked.k if asked.compute == "simt" else padded(asked.k, asked.compute)
         stored = Gemm(asked.m, n, k, self.gemm.tile_m, self.gemm.tile_n, self.gemm.tile_k, self.gemm.item, 4)
         if asked.method == "cpu_aware" or asked.method == "cpu_aware_pipelined":
-            return cpu_aware(stored, bounds=self.bounds)
-        return {"resident": resident, "swap": swap, "naive": naive}[asked.method](stored)
+            moved = cpu_aware(stored, bounds=self.bounds)
+        else:
+            moved = {"resident": resident, "swap": swap, "naive": naive}[asked.method](stored)
+        if self.near and asked.method != "resident":
+            return replace(moved, demand=0, link=0, b_read=moved.demand)
+        return moved
 
     @property
     def kernel(self) -> str:

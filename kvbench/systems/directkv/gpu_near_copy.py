@@ -1,7 +1,8 @@
 """A copy inside GPU memory that takes a share of its bandwidth beside a product: how many blocks that needs.
 
-DirectKV, OSDI 2026, section 5: what an order pays in near memory shows when something else wants that memory. The
-kernel is the one of transport `sm`, between two addresses of GPU memory.
+DirectKV, OSDI 2026, pays for reading B once with partial sums in near memory (section 4) and measures it with nothing
+beside it; what that costs shows when something else wants the memory. The kernel is the one of transport `sm`, between
+two addresses of GPU memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvbench.transport.gpu_sm import ThreadCopy
 
 L2_MULTIPLE = 4  # of what the slices hold together: one that comes again has left the L2
 MOST_SLICES = 128
+PLATEAU = 0.97  # of what all blocks copy: more blocks than reach that take multiprocessors for nothing
 WORD = 16  # bytes of a load
 NEAR_ENOUGH = 0.15  # of the share asked for: blocks are whole, and a pass ends before the next begins
 
@@ -76,21 +78,22 @@ class NearCopy:
 
 
 def blocks_for(wanted: float, rate_of: Callable[[int], float], most: int) -> tuple[int, float]:
-    """Return the number of blocks, 1 to ``most``, whose rate is nearest to ``wanted`` bytes a second, and that rate.
+    """Return the fewest blocks, 1 to ``most``, whose rate is nearest to ``wanted`` bytes a second, and that rate.
 
     ``rate_of`` measures; it is taken to rise with the blocks until it is flat. Raises Unavailable, with the nearest,
     where that is further off than 15 %.
     """
     low, high = 1, most
-    seen: dict[int, float] = {}
+    seen = {most: rate_of(most)}
+    target = min(wanted, PLATEAU * seen[most])
     while low < high:
         middle = (low + high) // 2
         seen[middle] = rate_of(middle)
-        low, high = (low, middle) if seen[middle] >= wanted else (middle + 1, high)
+        low, high = (low, middle) if seen[middle] >= target else (middle + 1, high)
     for blocks in (low - 1, low):
         if blocks >= 1 and blocks not in seen:
             seen[blocks] = rate_of(blocks)
-    best = min(seen, key=lambda blocks: (abs(seen[blocks] - wanted), blocks))
+    best = min((low - 1, low)[low == 1 :], key=lambda blocks: abs(seen[blocks] - wanted))
     if abs(seen[best] - wanted) > NEAR_ENOUGH * wanted:
         raise Unavailable(
             "no number of blocks copies at that rate", where="near copy",

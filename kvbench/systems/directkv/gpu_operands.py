@@ -191,17 +191,17 @@ class Operands:
         self._service.stream.set_bytes(self.c.copy_address, POISON, self.c.nbytes)
         self._service.stream.synchronize()
 
-    def error(self) -> float:
+    def error(self, c: GpuBuffer | None = None) -> float:
         """Return the Frobenius norm of C - ref over that of ref, estimated on ``PROJECTIONS`` random vectors.
 
-        ref is the float64 product of the inputs as they are stored. The expected square of the norm of a matrix times a
-        standard normal vector is the square of its Frobenius norm, so the estimate is of the norm itself. Not a number
-        where C holds one.
+        ``c``: another buffer of C's rows and pitch. ref is the float64 product of the inputs as they are stored. The
+        expected square of the norm of a matrix times a standard normal vector is the square of its Frobenius norm, so
+        the estimate is of the norm itself. Not a number where C holds one.
         """
-        found = np.empty((self.m, PROJECTIONS))
+        held, found = (c or self.c).copy_address, np.empty((self.m, PROJECTIONS))
         for start in range(0, self.m, ROWS):
             high = min(ROWS, self.m - start)
-            raw = self._service.read(self.c.copy_address + 4 * start * self.ldc, 4 * high * self.ldc)
+            raw = self._service.read(held + 4 * start * self.ldc, 4 * high * self.ldc)
             rows = raw.view(np.float32).reshape(high, self.ldc)[:, : self.n]
             with np.errstate(invalid="ignore", over="ignore"):
                 found[start : start + high] = rows.astype(np.float64) @ self._project

@@ -24,6 +24,7 @@ Stamps = np.ndarray[Any, np.dtype[np.int64]]
 SAMPLED = 8  # rows of C computed again in float64
 LARGEST_STEP = 512  # of k at once in float64
 ERROR = 1e-6  # of the Frobenius norm, times the root of k: rounding of a float32 sum grows like that of its length
+RELAYS = 256  # empty loads and products of a probe of the hand-over
 PROBE_SHARE, PROBE_LEAST = 16, 8  # a probe makes a 16th of the loads and products, and 8 of them at least
 
 
@@ -37,10 +38,10 @@ class Operands:
         self.m, self.n, self.k = m, n, k
         preflight(4 * (m * k + 2 * k * n + m * n))
         rng = np.random.default_rng(seed)
-        self.a, self.b, self.c = (
-            self._matrix(enter(near_buffer(4 * rows * columns, node)), rows, columns)
-            for rows, columns in ((m, k), (k, n), (m, n))
-        )
+        shapes = ((m, k), (k, n), (m, n))
+        buffers = [enter(near_buffer(4 * rows * columns, node)) for rows, columns in shapes]
+        self.a, self.b, self.c = (self._matrix(it, *shape) for it, shape in zip(buffers, shapes, strict=True))
+        self.b_buffer: HostBuffer = buffers[1]
         for matrix in (self.a, self.b):
             flat = matrix.reshape(-1, order="F")
             for start in range(0, flat.size, 1 << 22):
@@ -101,6 +102,7 @@ class HostGemm:
             np.int64,
         ).reshape(-1, 6)  # fmt: skip
         self._pass = TilePass(loads, self._products(), plan.depth, team)
+        self._empty = TilePass(*self._nothing(), plan.depth, team)
         self.kernel = f"sgemm on one core, {store.kernel if store else 'B near'}, {plan.depth} slots of {plan.slot} B"
 
     def _slot(self, load: int) -> int:
@@ -123,6 +125,17 @@ class HostGemm:
                 (c + 4 * (product.m0 + piece.n0 * operands.m), operands.m), first=product.first,
             )  # fmt: skip
         return made
+
+    def _nothing(self) -> tuple[Stamps, Products]:
+        """Return as many copies of no bytes and products without rows."""
+        from kvbench.kernels.io_calls import call_row
+        from kvbench.kernels.tile_passes import Products
+
+        at = int(self.operands.c.ctypes.data)
+        made = Products(RELAYS)
+        for load in range(RELAYS):
+            made.add(load + 1, load + 1, (0, 1, 1), (at, 1), (at, 1), (at, 1), first=True)
+        return np.array([call_row("memcpy", at, at, 0, returns=at)] * RELAYS, np.int64), made
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -162,6 +175,16 @@ class HostGemm:
         moved = sum(self.plan.pieces[piece].stored for piece in self.plan.loads[:count])
         return loads / moved, products / flops
 
+    def handover(self) -> float:
+        """Return the seconds after which one thread knows that the other one is done, over empty loads and products.
+
+        A round over the slots takes two of them, there and back; 0 where one thread does both sides.
+        """
+        depth = self.plan.depth
+        if depth == 1 or not self.plan.loads:
+            return 0.0
+        return self._empty.run() / RELAYS * depth / 2
+
     def _flops(self, index: int) -> int:
         product = self.plan.products[index]
         return 2 * (product.m1 - product.m0) * self.plan.piece_of(product).elements
@@ -185,10 +208,11 @@ class HostGemm:
 
     @property
     def near_bytes(self) -> int | None:
-        """Bytes of the near buffer that are in memory, by the kernel's page tables; None where it does not tell."""
-        if self._slots is not None:
-            return self._slots.placement.resident
-        return self.plan.gemm.b_bytes
+        """Bytes of the near buffer that are in memory, by the kernel's page tables; None where it does not tell.
+
+        The buffer is the slots, or where B lies near as a whole that of B.
+        """
+        return (self.operands.b_buffer if self._slots is None else self._slots).placement.resident
 
     def spoil(self) -> None:
         """Make C and every slot wrong."""

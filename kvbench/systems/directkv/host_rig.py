@@ -13,7 +13,9 @@ from kvbench.errors import Unavailable
 from kvbench.kernels.blas import one_thread
 from kvbench.machine.topology import Topology
 from kvbench.memory.limits import available_memory
+from kvbench.systems.directkv import host_needs
 from kvbench.systems.directkv.host_gemm import HostGemm, Operands
+from kvbench.systems.directkv.host_needs import BLOCK, PANEL, tiled
 from kvbench.systems.directkv.host_plan import Plan, plan, require_near, require_runnable
 from kvbench.systems.directkv.host_store import FarStore, Keeper, tiers
 from kvbench.systems.directkv.predict import pipeline
@@ -22,15 +24,20 @@ from kvbench.systems.directkv.shapes import Gemm, Method
 if TYPE_CHECKING:
     from kvbench.kernels.team import Team
 
-BLOCK = 4096  # a tile in the far store is rounded up to it, in memory too, so that every pair moves the same bytes
-PANEL = "panel"
-PANEL_K = 384  # rank of a panel: from here on adding to C costs BLAS next to nothing
-
-
-def tiled(m: int, n: int, k: int, tile: str) -> Gemm:
-    """Return the float32 product in square tiles of ``tile``, or in panels: all of n, 384 along k."""
-    size = PANEL_K if tile == PANEL else int(tile)
-    return Gemm(m, n, k, size, n if tile == PANEL else size, size, block=BLOCK)
+__all__ = (
+    "BLOCK",
+    "PANEL",
+    "Holder",
+    "Rig",
+    "Sample",
+    "contenders",
+    "cores",
+    "open_rig",
+    "sides",
+    "take",
+    "tiled",
+    "typical",
+)
 
 
 class Holder(Protocol):
@@ -122,19 +129,19 @@ class Rig:
 
 
 def contenders(rig: Rig) -> dict[str, HostGemm]:
-    """Return the methods that read B from the far tier; a double buffer only where two columns of tiles fit one."""
-    works = {"swap": rig.make("swap")}
-    if rig.gemm.columns >= 2:
-        works["swap_double"] = rig.make("swap", double=True)
-    methods: tuple[Method, ...] = ("naive", "cpu_aware", "cpu_aware_pipelined")
-    return works | {method: rig.make(method) for method in methods}
+    """Return :func:`host_needs.contenders` ready to run, by name."""
+    return {
+        want.method + "_double" * want.double: rig.make(want.method, staging=want.staging, double=want.double)
+        for want in host_needs.contenders(rig.gemm)
+    }
 
 
 def take(work: HostGemm) -> Sample:
-    """Probe both sides alone, then multiply once."""
+    """Probe both sides alone and the hand-over between them, then multiply once."""
     byte_seconds, flop_seconds = work.probe()
     loads, products = work.costs(byte_seconds, flop_seconds)
-    return Sample(work.run(), pipeline(loads, products, work.plan.depth), sum(loads), sum(products))
+    told = pipeline(loads, products, work.plan.depth, work.handover())
+    return Sample(work.run(), told, sum(loads), sum(products))
 
 
 def sides(work: HostGemm, probes: int = 3) -> tuple[float, float]:

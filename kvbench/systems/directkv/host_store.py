@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
@@ -19,6 +19,7 @@ from kvbench.memory.tiers import Tier, parse_pair, require_tier
 from kvbench.systems.directkv.host_plan import Piece
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
+WRITE_AT_ONCE = 8 << 20
 LARGE = 2 << 20  # from here on a buffer is made of huge pages
 
 
@@ -31,6 +32,18 @@ class Keeper(Protocol):
 def near_buffer(nbytes: int, node: int | None) -> HostBuffer:
     """Return ``nbytes`` (at least a page) of near memory, touched, in huge pages where it is large enough for them."""
     return host_buffer(max(nbytes, FILE_UNIT), "thp" if nbytes >= LARGE else "4k", node, kind=None)
+
+
+def batches(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+    """Yield the pieces, which lie behind each other, in parts of about 8 MiB: one call writes many tiny tiles."""
+    begin = size = 0
+    for at, piece in enumerate(pieces):
+        if size and size + piece.stored > WRITE_AT_ONCE:
+            yield pieces[begin:at]
+            begin, size = at, 0
+        size += piece.stored
+    if begin < len(pieces):
+        yield pieces[begin:]
 
 
 class FarStore:
@@ -70,22 +83,25 @@ class FarStore:
             self.flags = tuple(self._memory.placement.flags)
         else:
             raise Unavailable("no host product reads from it", where=str(far), expected="file, dram or dram@NODE")
-        for piece in pieces:
-            self._write(piece, b)
+        for batch in batches(pieces):
+            self._write(batch, b)
         if self._file is not None:
             os.fsync(self._file.fd)
             self._file.drop_cache()
 
-    def _write(self, piece: Piece, b: Array) -> None:
-        image = np.zeros(piece.stored // 4, np.float32)
-        image[: piece.elements] = b[piece.k0 : piece.k1, piece.n0 : piece.n1].ravel(order="F")
+    def _write(self, batch: Sequence[Piece], b: Array) -> None:
+        first = batch[0].offset
+        image = np.zeros(sum(piece.stored for piece in batch) // 4, np.float32)
+        for piece in batch:
+            whole = b[piece.k0 : piece.k1, piece.n0 : piece.n1]
+            image[(piece.offset - first) // 4 :][: piece.elements] = whole.ravel(order="F")
         if self._memory is not None:
-            self._memory.array(np.float32)[piece.offset // 4 :][: image.size] = image
+            self._memory.array(np.float32)[first // 4 :][: image.size] = image
             return
         assert self._file is not None
         view, done = image.view(np.uint8).data, 0
         while done < len(view):
-            done += os.pwrite(self._file.fd, view[done:], piece.offset + done)
+            done += os.pwrite(self._file.fd, view[done:], first + done)
 
     @property
     def system(self) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvbench.errors import UsageError
-from kvbench.systems.directkv.shapes import HALVES, Gemm, Method, ceil_div, staged_columns
+from kvbench.systems.directkv.shapes import HALVES, Gemm, Method, ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,25 @@ def near_memory(
 ) -> NearMemory:
     """Return the near memory of ``method``.
 
-    ``resident``: B. ``swap``: whole columns of tiles up to ``staging`` per cent of B, twice the half when ``double``.
+    ``resident``: B. ``swap``: whole columns of tiles up to ``staging`` per cent of B, twice the half when ``double``:
+    counted in bytes here and not by the plan's own helper, so that a plan that stages another share shows.
     The others: ``depth`` slots of the largest tile of B; none where tiles are ``on_chip`` (GPU).
-    Raises UsageError as :func:`shapes.staged_columns` does, and for a depth below 1.
+    Raises UsageError for a staging buffer below a column of tiles and for a depth below 1.
     """
     if depth < 1:
         raise UsageError("not a depth", where="near memory", got=depth, expected="1 or more")
     if method == "resident":
         return NearMemory(gemm.a_bytes, gemm.b_bytes)
     if method == "swap":
-        wide = min(staged_columns(gemm, staging, double=double) * gemm.tile_n, gemm.n)
-        slot = ceil_div(gemm.k * wide * gemm.item, gemm.block) * gemm.block
-        return NearMemory(gemm.a_bytes, slot * (HALVES if double else 1))
+        halves = HALVES if double else 1
+        room, column = gemm.b_bytes * staging // (100 * halves), gemm.k * gemm.tile_n * gemm.item
+        held = room if room == gemm.b_bytes else room // column * column
+        if not held:
+            raise UsageError(
+                "the staging buffer is smaller than a tile column of B", where="near memory", got=f"{halves} x {room} B",
+                expected=f"{halves} x {min(column, gemm.b_bytes)} B or more",
+            )  # fmt: skip
+        return NearMemory(gemm.a_bytes, halves * ceil_div(held, gemm.block) * gemm.block)
     return NearMemory(gemm.a_bytes, 0 if on_chip else depth * gemm.stored_tile(0, 0))
 
 

@@ -93,21 +93,23 @@ def pays_against_swap(gemm: Gemm, near: float) -> float:
     return gemm.flops * near / cpu_aware(gemm).near
 
 
-def pipeline(loads: Sequence[float], products: Sequence[float], depth: int) -> float:
+def pipeline(loads: Sequence[float], products: Sequence[float], depth: int, handover: float = 0.0) -> float:
     """Return the seconds of ``products``, one on each load, with ``depth`` slots: exact, each side one at a time.
 
     A load begins when the one before is done and its slot is free; a product when the one before and its load are
-    done. Depth 1 is the sum of both. Without loads it is the products alone. Raises UsageError for other counts.
+    done. Depth 1 is the sum of both. Without loads it is the products alone. With two slots or more each side learns
+    ``handover`` seconds late that the other one is done. Raises UsageError for other counts.
     """
-    if depth < 1 or (loads and len(loads) != len(products)):
-        raise UsageError("not a pipeline", where="pipeline", got=(len(loads), len(products), depth))
+    if depth < 1 or (loads and len(loads) != len(products)) or not handover >= 0.0:
+        raise UsageError("not a pipeline", where="pipeline", got=(len(loads), len(products), depth, handover))
+    late = handover if depth > 1 else 0.0
     loaded = done = 0.0
     ends: list[float] = []
     for index, product in enumerate(products):
         if loads:
             free = ends[index - depth] if index >= depth else 0.0
-            loaded = max(loaded, free) + loads[index]
-        done = max(done, loaded) + product
+            loaded = max(loaded, free + late if index >= depth else 0.0) + loads[index]
+        done = max(done, loaded + late if loads else 0.0) + product
         ends.append(done)
     return done
 

@@ -101,23 +101,54 @@ class Gemm:
         return (self.columns - 1) * self.stored_column(0) + self.stored_column(self.columns - 1)
 
 
-def staged_columns(gemm: Gemm, percent: int, *, double: bool) -> int:
-    """Return how many columns of tiles one load of `swap` takes: ``percent`` of B, half of it when ``double``.
+def stored_panel(gemm: Gemm, columns: int) -> int:
+    """Return the stored bytes of one compact piece of ``columns`` columns of tiles, all of k; the last one is narrower."""
+    wide = min(columns * gemm.tile_n, gemm.n)
+    return ceil_div(gemm.k * wide * gemm.item, gemm.block) * gemm.block
 
-    The whole buffer holds ``percent`` of B; a double buffer is two halves of it. Raises UsageError when the buffer, or
-    its half, is smaller than one column of tiles: a tile is what a load is made of, and a column what C needs.
+
+def stored_panels(gemm: Gemm, columns: int) -> int:
+    """Return the stored bytes of B in compact pieces of ``columns`` columns of tiles, each rounded up to the block."""
+    if columns < 1:
+        raise UsageError("a piece without columns", where="swap", got=columns, expected="1 or more")
+    whole, rest = divmod(gemm.n, min(columns * gemm.tile_n, gemm.n))
+    last = ceil_div(gemm.k * rest * gemm.item, gemm.block) * gemm.block
+    return whole * stored_panel(gemm, columns) + last
+
+
+def staged_share(gemm: Gemm, columns: int, *, double: bool) -> Fraction:
+    """Return the part of B, as it is stored, that a staging buffer of such pieces holds: padding on both sides."""
+    return Fraction((HALVES if double else 1) * stored_panel(gemm, columns), stored_panels(gemm, columns))
+
+
+def staged_columns(gemm: Gemm, percent: int, *, double: bool) -> int:
+    """Return how many columns of tiles one load of `swap` takes: ``percent`` of B at most, half of it when ``double``.
+
+    What counts is the columns' elements over B's, and with padding :func:`staged_share`: a wide last column is not the
+    share of its number. The whole buffer holds ``percent`` of B; a double buffer is two halves of it. Raises UsageError
+    when the buffer, or its half, is smaller than one column of tiles: a tile is what a load is made of, and a column
+    what C needs; it names the smallest share that works.
     """
     if not 1 <= percent <= 100:
         raise UsageError("not a share of B", where="staging", got=percent, expected="1 to 100 per cent")
-    share = Fraction(percent, 100) / (HALVES if double else 1)
-    columns = int(gemm.columns * share)
-    if columns < 1:
-        least = Fraction(100 * (HALVES if double else 1), gemm.columns)
-        raise UsageError(
-            "the staging buffer is smaller than a tile column of B", where="staging",
-            got=f"{percent} % of {gemm.b_bytes} bytes{' in two halves' if double else ''}",
-            expected=f"{HALVES if double else 1} x {gemm.stored_column(0)} bytes or more",
-            mend=f"stage at least {ceil_div(least.numerator, least.denominator)} %" if least <= 100
-            else "choose smaller tiles or no double buffer",
-        )  # fmt: skip
+    columns = _columns_within(gemm, percent, double)
+    if columns:
+        return columns
+    least = next((more for more in range(percent + 1, 101) if _columns_within(gemm, more, double)), None)
+    halves = HALVES if double else 1
+    raise UsageError(
+        "the staging buffer is smaller than a tile column of B", where="staging",
+        got=f"{percent} % of {stored_panels(gemm, 1)} stored bytes{' in two halves' if double else ''}",
+        expected=f"{halves} x {stored_panel(gemm, 1)} bytes or more",
+        mend="choose smaller tiles or no double buffer" if least is None
+        else f"stage at least {least} % or choose smaller tiles",
+    )  # fmt: skip
+
+
+def _columns_within(gemm: Gemm, percent: int, double: bool) -> int:
+    """Return the most columns of tiles whose buffer stays within ``percent`` of B; 0 where one is too many."""
+    wide = gemm.n * percent // (100 * (HALVES if double else 1))
+    columns = gemm.columns if wide == gemm.n else wide // gemm.tile_n
+    while columns and staged_share(gemm, columns, double=double) > Fraction(percent, 100):
+        columns -= 1
     return columns

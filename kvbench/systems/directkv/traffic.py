@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.errors import UsageError
-from kvbench.systems.directkv.shapes import METHODS, Gemm, Method, ceil_div
+from kvbench.systems.directkv.shapes import METHODS, Gemm, Method, stored_panels
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,6 @@ def swap(gemm: Gemm, *, columns: int | None = None) -> Traffic:
         unique=gemm.b_bytes, demand=gemm.b_bytes, link=link, a_read=gemm.columns * gemm.a_bytes,
         b_write=link, b_read=gemm.rows * gemm.b_bytes, c_read=0, c_write=gemm.c_bytes,
     )  # fmt: skip
-
-
-def stored_panels(gemm: Gemm, columns: int) -> int:
-    """Return the stored bytes of B in compact pieces of ``columns`` columns of tiles, each rounded up to the block."""
-    if columns < 1:
-        raise UsageError("a piece without columns", where="swap", got=columns, expected="1 or more")
-    wide = min(columns * gemm.tile_n, gemm.n)
-    whole, rest = divmod(gemm.n, wide)
-    sizes = ((whole, wide), (1, rest)) if rest else ((whole, wide),)
-    return sum(count * ceil_div(gemm.k * width * gemm.item, gemm.block) * gemm.block for count, width in sizes)
 
 
 def naive(gemm: Gemm, *, buffered: bool = False) -> Traffic:

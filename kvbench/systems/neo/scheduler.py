@@ -133,7 +133,7 @@ class Scheduler:
         p = self.params
         room = min(p.near_blocks, p.far_blocks) if p.offload == "all" else p.near_blocks
         if job.prompt > p.tokens:
-            return f"a prompt of {job.prompt} tokens, an iteration takes {p.tokens}"
+            return f"a prompt of {job.prompt} tokens, an iteration takes {p.tokens}; tokens={job.prompt} would admit it"
         if p.blocks(job.total) > room:
             return f"{p.blocks(job.total)} blocks of KV, there are {room}"
         return ""

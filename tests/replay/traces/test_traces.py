@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -209,6 +210,9 @@ def test_names_other_replayers_use(make: Make) -> None:
         open_trace(make("".join(json.dumps(row) + "\n" for row in rows)))
 
 
+OWN = '{"id":%d,"arrival":%d,"input_tokens":1,"output_tokens":%d,"parent":%s}\n'
+MOONCAKE = '{"timestamp":1,"input_length":5,"output_length":5%s}\n'
+BURSTGPT = "Timestamp,Request tokens,Response tokens"
 BAD = {
     "empty": ("", ["the trace is empty"]),
     "blank": ("\n \n", ["the trace is empty"]),
@@ -218,8 +222,14 @@ BAD = {
     "cut": (text("mooncake", requests(3, 512))[:-20], ["t.trace:3", "the file ends within a line"]),
     "cut csv": (text("azure", requests(3))[:-8], ["t.trace:4", "the file ends within a line"]),
     "not json": ('{"timestamp": 1, "input_length": 5, "output_length": 5}\n{oops\n', ["t.trace:2", "not JSON"]),
-    "mixed": (text("mooncake", requests(2, 512)) + text("bailian", requests(2, 16)), ["t.trace:3", "number of hash"]),
-    "mixed own": (text("kvbench", requests(2)) + text("mooncake", requests(2, 512)), ["t.trace:3", "no arrival"]),
+    "mixed": (
+        text("mooncake", requests(2, 512)) + text("bailian", requests(2, 16)),
+        ["t.trace:3", "a row of bailian in a file of mooncake", "chat_id"],
+    ),
+    "mixed own": (
+        text("kvbench", requests(2)) + text("mooncake", requests(2, 512)),
+        ["t.trace:3", "a row of mooncake or bailian in a file of kvbench", "timestamp"],
+    ),
     "json in csv": (text("azure", requests(2)) + text("kvbench", requests(1)), ["t.trace:4", "not CSV"]),
     "row of another": (text("azure", requests(2)) + text("burstgpt", requests(1)), ["t.trace:4", "fields of the row"]),
     "csv in json": (text("kvbench", requests(1)) + text("azure", requests(1)), ["t.trace:2", "not JSON"]),
@@ -230,7 +240,7 @@ BAD = {
     "nan time": (text("burstgpt", requests(2)).replace("5.5,", "nan,"), ["t.trace:3", "expected a number"]),
     "huge time": ('{"timestamp": 1' + "0" * 400 + ', "input_length": 5, "output_length": 5}\n', ["a number"]),
     "late time": ('{"timestamp": 1e15, "input_length": 5, "output_length": 5}\n', ["t.trace:1", "another unit"]),
-    "parent": (text("kvbench", requests(4)[2:]), ["t.trace:1", "parent", "a row of the file"]),
+    "parent": (text("kvbench", requests(4)[2:]), ["t.trace:1", "parent", "an earlier row of the file"]),
     "no time": (text("azure", requests(2)).replace("2023-11-16 18:15:46.5", "soon"), ["t.trace:3", "TIMESTAMP"]),
     "zones": (text("azure", requests(2)).replace("46.5000000", "46.5+00:00"), ["t.trace:3", "without a zone"]),
     "tokens": (text("burstgpt", requests(2)).replace(",100,", ",1e2,"), ["t.trace:2", "Request tokens", "whole"]),
@@ -242,6 +252,33 @@ BAD = {
     "ids alone": ('{"id":0,"arrival":0,"input_tokens":1,"output_tokens":1,"hash_ids":[1]}\n', ["both or neither"]),
     "twice": (text("kvbench", requests(2)) * 2, ["t.trace:3", "the id comes twice"]),
     "chat twice": (text("bailian", requests(2, 16)) * 2, ["t.trace:3", "chat_id comes twice"]),
+    "own parent": (OWN % (0, 0, 1, 0), ["t.trace:1", "its own parent"]),
+    "own parent that failed": (OWN % (0, 0, 0, 0), ["t.trace:1", "its own parent"]),
+    "chat's own parent": (text("bailian", requests(1, 16)).replace(": -1", ": 1000"), ["t.trace:1", "its own parent"]),
+    "cycle": (OWN % (0, 0, 1, 1) + OWN % (1, 0, 1, 0), ["t.trace:1", "parent, got 1", "an earlier row"]),
+    "cycle of three": (
+        OWN % (0, 0, 1, "null") + OWN % (1, 1, 1, 3) + OWN % (2, 2, 1, 1) + OWN % (3, 3, 1, 2),
+        ["t.trace:2", "parent, got 3", "an earlier row"],
+    ),
+    "parent that failed later": (OWN % (0, 0, 1, 1) + OWN % (1, 1, 0, "null"), ["t.trace:1", "parent, got 1"]),
+    "no parent": (OWN % (0, 0, 1, 7), ["t.trace:1", "parent, got 7", "an earlier row"]),
+    "chat row": (MOONCAKE % "" + MOONCAKE % ',"chat_id":4', ["t.trace:2", "a row of bailian", "chat_id"]),
+    "root chat row": (MOONCAKE % "" + MOONCAKE % ',"parent_chat_id":-1', ["t.trace:2", "parent_chat_id"]),
+    "own row": (MOONCAKE % "" + MOONCAKE % ',"arrival":4', ["t.trace:2", "a row of kvbench", "arrival"]),
+    "delay in bailian": (
+        text("bailian", requests(1, 16)).replace('"type"', '"session_id"'),
+        ["t.trace:1", "a row of mooncake in a file of bailian", "session_id"],
+    ),
+    "arrival and chat": (MOONCAKE % ',"arrival":4,"chat_id":4', ["t.trace:1", "a row of bailian in a file of kvbench"]),
+    "two names": (MOONCAKE % ',"input_tokens":6', ["t.trace:1", "input_length and input_tokens are one", "5 and 6"]),
+    "two outputs": (MOONCAKE % ',"completion_tokens":6', ["t.trace:1", "output_length and completion_tokens"]),
+    "two times": (MOONCAKE % ',"created_time":2', ["t.trace:1", "timestamp and created_time are one field"]),
+    "field twice": (MOONCAKE % ',"timestamp":2', ["t.trace:1", "a field is there twice", "timestamp"]),
+    "column twice": (BURSTGPT + ",Request tokens\n1,5,5,6\n", ["t.trace:1", "column is there twice", "request tok"]),
+    "quoted twice": (BURSTGPT + ',"Request tokens"\n1,5,5,6\n', ["t.trace:1", "a column is there twice"]),
+    "two headers in one": (
+        BURSTGPT + ",ContextTokens,GeneratedTokens\n1,5,5,6,6\n", ["t.trace:1", "columns of two formats", "azure"],
+    ),
     "deep": ('{"timestamp": ' + "[" * 100_000 + "\n", ["t.trace:1"]),
 }  # fmt: skip
 
@@ -257,6 +294,39 @@ def test_what_is_wrong_with_a_file_is_one_precise_line(name: str, make: Make) ->
     assert isinstance(caught.value, UsageError | NoData)
 
 
+def test_names_that_agree_and_fields_without_a_value_are_taken(make: Make) -> None:
+    path = make(MOONCAKE % ',"created_time":1,"prompt_tokens":5,"chat_id":null')
+    (found,) = open_trace(path).requests()
+    assert (found.input_tokens, found.output_tokens) == (5, 5)
+
+
+@pytest.mark.parametrize("name", ["mooncake", "bailian", "kvbench"])
+def test_naming_a_format_makes_no_other_row_of_it(name: str, make: Make) -> None:
+    for other in ("mooncake", "bailian", "kvbench"):
+        path = make(text(other, requests(4, BLOCKS[other])))
+        if other == name:
+            assert open_trace(path, name).facts.requests == 4
+        else:
+            with pytest.raises(UsageError, match=r"t\.trace:1: "):
+                open_trace(path, name)
+
+
+def test_a_parent_may_stand_later_in_the_file_when_it_comes_earlier(make: Make) -> None:
+    lines = text("kvbench", requests(6)).splitlines()
+    found = open_trace(make("\n".join([*lines[2:4], *lines[:2], *lines[4:]]) + "\n"))
+    assert [(each.id, each.parent) for each in found.requests()] == [
+        (0, None),
+        (1, None),
+        (2, 0),
+        (3, 1),
+        (4, 2),
+        (5, 3),
+    ]
+    # of a parent that failed too
+    path = make(OWN % (1, 5, 1, 0) + OWN % (0, 2, 0, "null"))
+    assert [each.id for each in open_trace(path).requests()] == [1]
+
+
 def test_bytes_that_are_no_text_and_damaged_archives(tmp_path: Path) -> None:
     path = tmp_path / "t.trace"
     path.write_bytes(text("azure", requests(2)).encode() + b"\xff\xfe\x00\n")
@@ -267,8 +337,13 @@ def test_bytes_that_are_no_text_and_damaged_archives(tmp_path: Path) -> None:
         open_trace(path)
     with pytest.raises(UsageError, match="no such trace file"):
         open_trace(tmp_path / "gone")
-    with pytest.raises(UsageError, match="no such trace file"):
+    with pytest.raises(UsageError, match="not a regular file, got 'a directory'"):
         open_trace(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="fifo: not a regular file, got 'a pipe'"):
+        open_trace(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="null: not a regular file, got 'a device'"):
+        open_trace(Path("/dev/null"))
     with pytest.raises(UsageError, match=r"unknown trace format.*mooncake"):
         open_trace(path, "parquet")
 

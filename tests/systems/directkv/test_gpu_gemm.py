@@ -31,8 +31,8 @@ FORMS = {
     "swap": replace(SMALL, method="swap"),
     "swap half": replace(SMALL, method="swap", staging=50),
     "swap two halves": replace(SMALL, method="swap", double=True),
-    "swap quarter": replace(SMALL, method="swap", staging=25),
-    "swap two quarters": replace(SMALL, method="swap", staging=50, double=True),
+    "swap quarter": replace(SMALL, method="swap", staging=32),  # one of four columns of tiles, the last a narrow one
+    "swap two quarters": replace(SMALL, method="swap", staging=64, double=True),
     "bf16 naive": replace(SMALL, compute="bf16"),
     "bf16 swap": replace(SMALL, compute="bf16", method="swap", staging=50),
     "tf32 cpu_aware": replace(SMALL, compute="tf32", method="cpu_aware"),
@@ -87,7 +87,7 @@ def test_a_product_that_left_something_out_is_noticed(monkeypatch: pytest.Monkey
 def test_staging_holds_its_share_and_one_column_of_tiles_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     with bed(monkeypatch) as b:
         whole = b.make(FORMS["swap"])
-        halves = b.make(FORMS["swap two halves"])
+        halves = b.make(replace(FORMS["swap two halves"], n=256))
         quarter = b.make(FORMS["swap quarter"])
         assert whole.staging_bytes == whole.operands.b_bytes
         assert (len(halves._staging), len(halves.operands.slabs)) == (2, 2)
