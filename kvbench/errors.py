@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 EXIT_OK = 0
 EXIT_REGRESSION = 1
 EXIT_USAGE = 2
@@ -18,6 +20,14 @@ def printable(text: str, limit: int = 200) -> str:
     """
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return how to mend a word that is none of ``known``: the one it is nearest to, or ``otherwise``."""
+    from difflib import get_close_matches  # only a mistake pays for it
+
+    near = get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 class KvbenchError(Exception):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 from kvbench.units import compact_bytes, parse_bytes
 
 Value = str | int
@@ -51,10 +50,9 @@ class Axis:
         if self.kind == "choice":
             if text in self.legal:
                 return text
-            near = get_close_matches(text, self.legal, n=1, cutoff=0.4)
             raise UsageError(
                 "unknown value", where=where, got=text, expected="one of " + " ".join(self.legal),
-                mend=f"did you mean {near[0]!r}?" if near else "",
+                mend=nearest(text, self.legal),
             )  # fmt: skip
         if self.kind == "bytes":
             if _MULTIPLE.match(text):

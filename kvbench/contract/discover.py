@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
 from kvbench import data
 from kvbench.contract.bench import Bench
-from kvbench.errors import UsageError, printable
+from kvbench.errors import UsageError, nearest, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,13 @@ class Suites:
         if suite not in self.benches:
             raise UsageError(
                 "unknown suite", got=suite, expected="one of " + " ".join(sorted(self.benches)),
-                mend=_nearest(suite, self.benches),
+                mend=nearest(suite, self.benches, "kvbench list shows them all"),
             )  # fmt: skip
         if bench not in self.benches[suite]:
             raise UsageError(
                 "unknown bench", where=f"suite {suite}", got=bench,
-                expected="one of " + " ".join(sorted(self.benches[suite])), mend=_nearest(bench, self.benches[suite]),
+                expected="one of " + " ".join(sorted(self.benches[suite])),
+                mend=nearest(bench, self.benches[suite], "kvbench list shows them all"),
             )  # fmt: skip
         return self.benches[suite][bench]
 
@@ -57,11 +57,6 @@ class Suites:
             for member in found:
                 chosen[member.suite, member.name] = member
         return list(chosen.values())
-
-
-def _nearest(word: str, names: Iterable[str]) -> str:
-    near = get_close_matches(word, list(names), n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}?" if near else "kvbench list shows them all"
 
 
 def load_suites() -> Suites:

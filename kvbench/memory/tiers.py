@@ -6,13 +6,12 @@ Imports only the standard library at load: suite files and the command line pars
 from __future__ import annotations
 
 import ctypes
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvbench.errors import Unavailable, UsageError
+from kvbench.errors import Unavailable, UsageError, nearest
 from kvbench.machine.probe import ROOT, Fact
 
 Probe = Callable[[], Fact[bool]]
@@ -87,10 +86,9 @@ def parse_tier(text: str, where: str = "tier") -> Tier:
     """Return the tier ``text`` names, ``dram@1`` being memory of NUMA node 1; else UsageError with what is legal."""
     name, at, number = text.partition("@")
     if name not in tier_names():
-        near = difflib.get_close_matches(name, tier_names(), 1)
         raise UsageError("unknown tier", where=where, got=text,
                          expected=f"one of {', '.join(tier_names())}, or dram@NODE",
-                         mend=f"did you mean {near[0]}?" if near else "")  # fmt: skip
+                         mend=nearest(name, tier_names()))  # fmt: skip
     if not at:
         return Tier(name, None, _description(name))
     if name != "dram" or not re.fullmatch(r"[0-9]{1,4}", number) or int(number) > MAX_NODE:

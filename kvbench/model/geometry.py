@@ -6,13 +6,12 @@ still writes 16-bit keys).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 
 Layout = Literal["layer_first", "page_first", "page_first_direct", "page_head"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -148,10 +147,9 @@ def geometry(name: str, kv_dtype: str = "bfloat16") -> KVGeometry:
     """Return the geometry of the model called ``name`` with a cache of ``kv_dtype``; UsageError for unknown names."""
     size = kv_bytes(kv_dtype)
     if name not in MODELS:
-        close = difflib.get_close_matches(name, MODELS, 1, 0.4)
         raise UsageError(
             "unknown model", where="model", got=name, expected=f"one of {', '.join(MODELS)}",
-            mend=f"did you mean {close[0]}?" if close else "",
+            mend=nearest(name, MODELS),
         )  # fmt: skip
     base = MODELS[name]
     return KVGeometry(base.name, base.layers, base.kv_heads, base.head_dim, base.planes, size, base.source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 
 SCHEMA = "kvbench.machine/1"
 Kind = Literal["measured", "spec", "assumed", "given"]
@@ -130,10 +129,9 @@ def _number(machine: str, name: str, entry: Mapping[str, Any]) -> Number:
 
 
 def _number_error(machine: str, name: str, what: str) -> UsageError:
-    close = difflib.get_close_matches(name, NUMBERS, 1, 0.5) if what == "unknown" else []
     return UsageError(
         f"{what} number", where=f"machine {machine}", got=name, expected=", ".join(NUMBERS),
-        mend=f"did you mean {close[0]}?" if close else "",
+        mend=nearest(name, NUMBERS) if what == "unknown" else "",
     )  # fmt: skip
 
 
@@ -141,10 +139,9 @@ def _number_error(machine: str, name: str, what: str) -> UsageError:
 def preset(name: str) -> Machine:
     """Return the machine called ``name``. Raises UsageError for a name that is not in :data:`PRESETS`."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, 1, 0.4)
         raise UsageError(
             "unknown machine", where="machine", got=name, expected=f"one of {', '.join((*PRESETS, THIS))}",
-            mend=f"did you mean {close[0]}?" if close else "",
+            mend=nearest(name, PRESETS),
         )  # fmt: skip
     text = files("kvbench.replay").joinpath("machines", f"{name}.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)

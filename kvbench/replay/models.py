@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 from kvbench.model.layers import SHAPES, LayerShape
 
 ELEMENT = 2  # bytes of a weight and of an element of KV: bfloat16 or float16
@@ -36,10 +35,9 @@ def model(name: str) -> LayerShape:
     known = name.lower()
     known = ALIASES.get(known, known)
     if known not in MODELS:
-        close = difflib.get_close_matches(known, MODELS, 1, 0.4)
         raise UsageError(
             "unknown model", where="model", got=name, expected=f"one of {', '.join(MODELS)}",
-            mend=f"did you mean {close[0]}?" if close else "",
+            mend=nearest(known, MODELS),
         )  # fmt: skip
     return MODELS[known]
 

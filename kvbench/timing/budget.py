@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 from kvbench.timing.clock import quantum
 from kvbench.timing.summary import Spread, spread
 
@@ -77,12 +76,11 @@ def budget(profile: str) -> Budget:
     try:
         return BUDGETS[profile]
     except KeyError:
-        near = get_close_matches(profile, BUDGETS, 1)
         raise UsageError(
             "unknown profile",
             got=profile,
             expected="smoke, quick or full",
-            mend=f"did you mean {near[0]}?" if near else "",
+            mend=nearest(profile, BUDGETS),
         ) from None
 
 

@@ -38,7 +38,7 @@ def test_other_names_list_what_is_legal(text: str) -> None:
 
 
 def test_a_typing_error_gets_a_suggestion() -> None:
-    with pytest.raises(UsageError, match="did you mean pinned"):
+    with pytest.raises(UsageError, match="did you mean 'pinned'"):
         parse_tier("pined")
 
 

@@ -76,7 +76,7 @@ def test_the_size_follows_the_dtype_of_the_cache() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "words"),
     [
-        ("llama-3.1-8b", "bfloat16", "did you mean Llama-3.1-8B?"),
+        ("llama-3.1-8b", "bfloat16", "did you mean 'Llama-3.1-8B'?"),
         ("Llama-3.1-8B", "int4", "expected one of float32"),
     ],
 )

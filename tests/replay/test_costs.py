@@ -24,6 +24,20 @@ def test_every_preset_is_complete_with_a_source_for_each_number(name: str) -> No
     assert machine["link_out"] < machine["hbm"] * machine["hbm_share"]
 
 
+def test_peaks_are_those_of_the_data_sheets() -> None:
+    """Dense 16-bit arithmetic, memory bandwidth, memory; the A10G is not an A10, of which NEO cites 125 TFLOP/s."""
+    sheets = {
+        "t4": (65e12, 320e9, 16e9), "a10g": (70e12, 600e9, 24e9), "a100": (312e12, 2039e9, 80e9),
+        "h100": (989.5e12, 3350e9, 80e9), "h200": (989.5e12, 4800e9, 141e9), "gh200": (989.5e12, 4000e9, 96e9),
+    }  # fmt: skip
+    assert set(sheets) == set(PRESETS)
+    for name, numbers in sheets.items():
+        machine = preset(name)
+        assert tuple(machine[number] for number in ("flops", "hbm", "memory")) == numbers, name
+        assert {machine.numbers[number].kind for number in ("flops", "hbm", "memory")} == {"spec"}, name
+        assert "data sheet" in machine.numbers["flops"].source, name
+
+
 def test_generations_are_in_order() -> None:
     for number in ("flops", "hbm", "link_in"):
         found = [preset(name)[number] for name in ("t4", "a10g", "a100", "h100")]
@@ -35,7 +49,7 @@ def test_generations_are_in_order() -> None:
     [
         ({"hbm_share": 1.5}, "hbm_share.*0.001..1"),
         ({"link_in": float("nan")}, "link_in"),
-        ({"link_inn": 1e9}, "unknown number.*did you mean link_in"),
+        ({"link_inn": 1e9}, "unknown number.*did you mean 'link_in'"),
         ({"memory": -1.0}, "memory"),
     ],
 )
@@ -45,9 +59,9 @@ def test_a_machine_that_cannot_be_is_refused(values: dict[str, float], text: str
 
 
 def test_unknown_machines_and_models_name_their_neighbours() -> None:
-    with pytest.raises(UsageError, match="did you mean h200"):
+    with pytest.raises(UsageError, match="did you mean 'h200'"):
         preset("h20")
-    with pytest.raises(UsageError, match="did you mean llama-3-8b"):
+    with pytest.raises(UsageError, match="did you mean 'llama-3-8b'"):
         model("llama-3-8")
     with pytest.raises(UsageError, match="devices"):
         preset("h200").with_(devices=5000)

@@ -215,9 +215,9 @@ def test_parameters_are_read_from_words() -> None:
 @pytest.mark.parametrize(
     ("name", "word", "text"),
     [
-        ("recomput", "budget=1", "did you mean recompute"),
+        ("recomput", "budget=1", "did you mean 'recompute'"),
         ("lru", "budget", "not NAME=VALUE"),
-        ("lru", "bugdet=1", "did you mean budget"),
+        ("lru", "bugdet=1", "did you mean 'budget'"),
         ("lru", "budget=many", "a whole number"),
         ("lru", "budget=0", "budget.*out of range"),
         ("lru", "overlap=perhaps", "true or false"),

@@ -23,7 +23,7 @@ def test_profiles_are_those_of_the_design() -> None:
 
 
 def test_unknown_profile_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"unknown profile, got 'quik'.*did you mean quick"):
+    with pytest.raises(UsageError, match=r"unknown profile, got 'quik'.*did you mean 'quick'"):
         budget("quik")
 
 

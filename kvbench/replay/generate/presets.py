@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, cast
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 from kvbench.replay.generate.conversations import ConversationLaw, conversations
 from kvbench.replay.generate.documents import DISTANCES, Distance, DocumentLaw, documents
 from kvbench.replay.generate.laws import Arrivals, Lengths, Uniform, stream
@@ -176,10 +175,9 @@ def preset(text: str) -> Chosen:
     name, colon, rest = text.partition(":")
     found = PRESETS.get(name)
     if found is None:
-        near = get_close_matches(name, PRESETS, n=1, cutoff=0.5)
         raise UsageError(
             "unknown preset", got=name, expected="one of " + " ".join(PRESETS),
-            mend=f"did you mean {near[0]!r}?" if near else "a trace is named by its file",
+            mend=nearest(name, PRESETS, "a trace is named by its file"),
         )  # fmt: skip
     values = {key: option.default for key, option in found.options.items()}
     given: set[str] = set()

@@ -6,7 +6,6 @@ number, a truth value or a word, with a default) and a function ``make(costs, pa
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from kvbench.replay.costs import Costs
@@ -47,10 +46,9 @@ POLICIES: Mapping[str, Entry] = MappingProxyType(
 def entry(name: str) -> Entry:
     """Return where the policy called ``name`` is. Raises UsageError for an unknown one."""
     if name not in POLICIES:
-        close = difflib.get_close_matches(name, POLICIES, 1, 0.4)
         raise UsageError(
             "unknown policy", where="policy", got=name, expected=f"one of {', '.join(POLICIES)}",
-            mend=f"did you mean {close[0]}?" if close else "",
+            mend=nearest(name, POLICIES),
         )  # fmt: skip
     return POLICIES[name]
 
@@ -88,11 +86,10 @@ def parse_params(name: str, words: Iterable[str]) -> Any:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or key not in known:
-            close = difflib.get_close_matches(key, known, 1, 0.5)
             raise UsageError(
                 "unknown parameter" if equals else "not NAME=VALUE", where=f"policy {name}", got=word,
                 expected=f"one of {', '.join(known)}" if known else "no parameter",
-                mend=f"did you mean {close[0]}?" if close else "",
+                mend=nearest(key, known),
             )  # fmt: skip
         chosen[key] = _value(name, key, text, getattr(defaults, key))
     return kind(**chosen)
