@@ -161,6 +161,18 @@ class Measure:
             raise KvbenchError(f"detail {name!r} is not a number", got=value, expected="a finite number or None")
         self._detail[name] = value
 
+    def suspect(self, reason: str) -> None:
+        """Make the primary row, which must be there, `suspect`: far from what it should be, and ``reason`` says how.
+
+        A tainted or invalid row stays what it is; the reason is added to its own.
+        """
+        for at, row in enumerate(self._rows):
+            if row.metric == self._bench.metric:
+                status: Status = "suspect" if row.status == "ok" else row.status
+                self._rows[at] = row.with_(status=status, reason="; ".join(filter(None, (reason, row.reason))))
+                return
+        raise KvbenchError("nothing measured can be suspect", where=f"{self._bench.suite}/{self._bench.name}")
+
     def skip(self, reason: str) -> NoReturn:
         """End the case as ``skipped``; ``reason`` is for the user."""
         raise SkipCase(reason.strip() or "the bench gave no reason")

@@ -455,3 +455,22 @@ def test_what_is_measured_stays_so_in_a_bench_of_another_basis(context: Context)
     assert made.basis_of({"n": 2}) == "measured"
     with pytest.raises(ValueError, match="basis='guessed'"):
         bench(version=1, metric="m", unit="s", better="lower", basis="guessed", n=N)  # type: ignore[arg-type]
+
+
+def test_a_bench_may_call_what_it_measured_suspect(context: Context) -> None:
+    def slow(case: Case, measure: Measure) -> None:
+        """A bench."""
+        measure(timed())
+        measure.suspect("half of what it should be")
+
+    def early(case: Case, measure: Measure) -> None:
+        """A bench."""
+        measure.suspect("of what?")
+
+    (row,) = rows_of(context, slow, "s", "lower")
+    assert row.value is not None
+    assert row.status in ("suspect", "tainted")
+    assert "half of what it should be" in row.reason
+    (row,) = rows_of(context, early, "s", "lower")
+    assert (row.status, row.value) == ("failed", None)
+    assert "nothing measured can be suspect" in row.reason

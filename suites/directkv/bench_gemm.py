@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvbench.contract.axis import Value
-    from kvbench.contract.result import Basis, Result, Scalar, Status
+    from kvbench.contract.result import Basis, Result, Scalar
     from kvbench.machine.link_bytes import LinkBytes
     from kvbench.measure import Reference
     from kvbench.systems.directkv.gpu_gemm import GpuGemm
     from kvbench.systems.directkv.host_gemm import HostGemm
+    from kvbench.systems.directkv.host_needs import Needs
     from kvbench.systems.directkv.host_rig import Rig, Sample
     from kvbench.timing.gpu_session import GpuSession
 
@@ -25,6 +26,8 @@ HOST_TILES = ("64", "128", "256", "384", "panel")
 GPU_NONE = ("384", "panel")
 LEAST_OF_VENDOR, VENDOR = 0.8, "cuBLAS fp32, no TF32"
 TOO_LARGE = 1 << 31  # for BLAS: skipped, with its sizes, before anything is written
+LIMIT = 1800.0
+PASSES_LEAST, ROUNDS_LEAST = 14, 7  # over the loads of a case: warm-up, probes, three samples in turns, proof
 PASSES_BEFORE, CORE_FLOPS = 10, 1e11  # of a host case before it is sampled; what a core multiplies in a second
 SIZE = 1 << 40  # the algebra has no limit; what cannot run is skipped with its sizes
 DEVICE = axis.choice("cpu", "gpu")
@@ -61,25 +64,34 @@ def sizes(axes: Mapping[str, Value]) -> tuple[int, int, int]:
     return m or n, n, k or n
 
 
+def needs(axes: Mapping[str, Value]) -> Needs:
+    """Return what a host case needs: scratch space, seconds, and the loads it may make in its time."""
+    from kvbench.systems.directkv.host_needs import Needs, Want, contenders, tiled
+
+    problem = tiled(*sizes(axes), str(axes["tile"]))
+    file = axes["pair"] == "dram:file"
+    if "method" not in axes:
+        return Needs(problem, contenders(problem), LIMIT, ROUNDS_LEAST, file)
+    want = Want(axes["method"], int(axes["staging"]), axes["buffering"] == "double")  # type: ignore[arg-type]
+    return Needs(problem, (want,), LIMIT, PASSES_LEAST, file)
+
+
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch files of a case."""
-    m, n, k = sizes(axes)
-    none = axes["pair"] != "dram:file" or axes.get("method") == "resident" or max(m, n, k) >= TOO_LARGE
-    stored = 0 if none else 4 * n * k
-    return (5 if "method" not in axes else 1) * (stored + stored // 4)
+    """Return the bytes of the scratch files of a case as they are stored; what cannot run writes none."""
+    return 0 if axes["device"] == "gpu" else needs(axes).scratch
 
 
 def setup_seconds(axes: Mapping[str, Value]) -> float:
-    """Return what warm-up, probes and proof of a large product take beyond the ``seconds`` of the bench."""
+    """Return what writing B, warm-up, probes and proof of a large product take beyond the ``seconds`` of the bench."""
     m, n, k = sizes(axes)
     if axes["device"] == "gpu" or max(m, n, k) >= TOO_LARGE:
         return 0.0
-    return PASSES_BEFORE * 2.0 * m * n * k / CORE_FLOPS
+    return PASSES_BEFORE * 2.0 * m * n * k / CORE_FLOPS + needs(axes).setup
 
 
 @bench(
     version=1, metric="time", unit="s", better="lower", where=exists, disk=scratch_bytes, setup=setup_seconds,
-    limit=1800.0,
+    limit=LIMIT,
     extra_metrics=["link_ratio", "near_buffer", "predicted_time", "error", "vendor_share"],
     seconds={"smoke": 1.0, "quick": 3.0, "full": 30.0},
     device=DEVICE, pair=PAIR, compute=COMPUTE,
@@ -103,6 +115,7 @@ def gemm(case: Case, measure: Measure) -> None:
         return
     from kvbench.measure import Reference
     from kvbench.systems.directkv.host_rig import sides, take, typical
+    from kvbench.systems.directkv.host_rows import link_ratio, warmed
 
     rig = host(case, measure)
     work = rig.make(case.method, staging=case.staging, double=case.buffering == "double")
@@ -114,18 +127,7 @@ def gemm(case: Case, measure: Measure) -> None:
         return sum(one.measured for one in taken[-reps:])
 
     loads, products = sides(work)
-    work.run()
-    if store is not None:
-        store.forget()  # pages of code that were read for the first pass
-        work.run(2)
-    link = None if store is None else store.link
-    if store is None:
-        link = 0
-    elif link is None:
-        measure.flag("link_unmeasured")
-        measure.note("link_reason", store.link_reason)
-    else:
-        store.forget()
+    link = warmed(measure, work)
     describe(measure, work)
     if case.method == "resident":
         row = measure(
@@ -152,14 +154,14 @@ def gemm(case: Case, measure: Measure) -> None:
     used = taken[-row.n :]
     measure.note("bound", typical(used).bound)
     add(measure, row, "predicted_time", [one.predicted for one in used], basis="modelled", kernel=PREDICTED)
-    held(measure, row, work)
-    crossed(measure, row, work)
+    held(case, measure, work)
+    link_ratio(measure, work, row.n)
     measure.extra("error", work.error, unit="1", better="lower", n=1, detail={"against": "float64 rows of C"})
 
 
 @bench(
     version=1, metric="round_time", unit="s", better="lower", where=on_its_device, disk=scratch_bytes,
-    setup=setup_seconds, limit=1800.0,
+    setup=setup_seconds, limit=LIMIT,
     extra_metrics=["winner_time", "regret", "predicted_time"], seconds={"smoke": 2.0, "quick": 4.0, "full": 40.0},
     device=DEVICE, pair=PAIR,
     n=axis.integer(smoke=["512"], quick=["512", "1024"], full=["1000", "1024", "2048", "4096"], high=SIZE),
@@ -267,11 +269,11 @@ def winner_on_gpu(case: Case, measure: Measure) -> None:
 
 def host(case: Case, measure: Measure) -> Rig:
     """Return the operands of the case on the host's tiers, with a core for products and another one for loads."""
-    from kvbench.systems.directkv.host_rig import open_rig, tiled
+    from kvbench.systems.directkv.host_rig import open_rig
 
-    context = measure.context
-    problem = tiled(*sizes(case.axes), str(case.axes["tile"]))
-    return open_rig(measure, problem, case.pair, context.topology, context.scratch, context.seed)
+    context, needed = measure.context, needs(case.axes)
+    needed.require()
+    return open_rig(measure, needed.gemm, case.pair, context.topology, context.scratch, context.seed)
 
 
 def describe(measure: Measure, work: HostGemm) -> None:
@@ -282,34 +284,25 @@ def describe(measure: Measure, work: HostGemm) -> None:
     measure.note("slots", plan.depth)
     measure.note("asked_bytes", work.asked_bytes)
     measure.note("amplification", plan.traffic.amplification)
+    if plan.method == "swap":
+        measure.note("staged_share", plan.near_buffer / plan.store)
     if work.store is not None:
         measure.note("file_system", work.store.system)
         for flag in work.store.flags:
             measure.flag(flag)
 
 
-def held(measure: Measure, row: Result, work: HostGemm) -> None:
-    """Add the row of the near buffer."""
-    from kvbench.systems.directkv.ledger import Held
+def held(case: Case, measure: Measure, work: HostGemm) -> None:
+    """Add the row of the near buffer; ``predicted``: by the ledger's bytes, not by the plan."""
+    from kvbench.systems.directkv.ledger import Held, near_memory
 
-    found = Held(work.plan.near_buffer, work.near_bytes)
+    plan = work.plan
+    told = near_memory(plan.gemm, plan.method, staging=case.staging, double=plan.depth > 1, depth=plan.depth)
+    found = Held(told.buffer, work.near_bytes)
     measure.extra(
         "near_buffer", found.measured, unit="B", better="lower", n=0 if found.measured is None else 1,
         reason="" if found.measured is not None else "the kernel does not tell which pages are in memory",
         detail={"predicted": found.predicted, "counted_by": found.source},
-    )  # fmt: skip
-
-
-def crossed(measure: Measure, row: Result, work: HostGemm) -> None:
-    """Add the row of link bytes measured over predicted, of all timed passes."""
-    store = work.store
-    if store is None or store.link is None:
-        reason = "B lies near: nothing crosses" if store is None else store.link_reason
-        measure.extra("link_ratio", None, unit="1", better="lower", status="skipped", reason=reason)
-        return
-    measure.extra(
-        "link_ratio", store.link / work.plan.traffic.link, unit="1", better="lower", n=row.n,
-        detail={"measured": store.link, "predicted": work.plan.traffic.link, "counted_by": "read_bytes of the process"},
     )  # fmt: skip
 
 
@@ -459,18 +452,20 @@ def gpu_rows(measure: Measure, gpu: GpuSession, work: GpuGemm, row: Result, erro
 
 
 def beside_vendor(measure: Measure, row: Result) -> None:
-    """Add the row of the vendor's seconds over a resident product's: below 0.8 of them it is `suspect`, and all rows
-    are flagged, as a slow resident product makes any ratio to it look good."""
+    """Add the row of the vendor's seconds over a resident product's; below 0.8 of them the product is `suspect`, as a
+    slow resident product makes any ratio to it look good."""
     top = next((ceiling.value for ceiling in row.ceilings if ceiling.name == VENDOR), None)
     if top is None or row.value is None:
+        why = "no vendor's product stands beside it: see no_reference"
+        measure.extra("vendor_share", None, unit="1", better="higher", status="skipped", reason=why)
         return
-    share, reason = top / row.value, row.reason if row.status == "tainted" else ""
-    below = share < LEAST_OF_VENDOR
-    if below:
-        measure.flag("below_vendor")
-        reason = "; ".join(filter(None, (f"{share:.2f} of {VENDOR}: at least {LEAST_OF_VENDOR} expected", reason)))
-    status: Status = "tainted" if row.status == "tainted" else "suspect" if below else "ok"
-    measure.extra("vendor_share", share, unit="1", better="higher", n=row.n, status=status, reason=reason)
+    share, tainted = top / row.value, row.status == "tainted"
+    if share < LEAST_OF_VENDOR:
+        measure.suspect(f"{share:.2f} of {VENDOR}: at least {LEAST_OF_VENDOR} expected")
+    measure.extra(
+        "vendor_share", share, unit="1", better="higher", n=row.n, status="tainted" if tainted else "ok",
+        reason=row.reason if tainted else "",
+    )  # fmt: skip
 
 
 def counted(measure: Measure, found: LinkBytes, predicted: int) -> None:

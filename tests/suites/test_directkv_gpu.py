@@ -128,6 +128,7 @@ def test_gemm(gpu: Rig, method: str, more: dict[str, Value]) -> None:
 def test_a_resident_product_has_no_link_and_says_why_no_vendor_stands_beside_it(gpu: Rig) -> None:
     rows = good(gpu, case(gpu, "gemm", **(GPU | {"method": "resident", "tile": "128", "compute": "bf16"})))
     assert "stands beside a resident float32 product alone" in str(rows["time"].detail["no_reference"])
+    assert (rows["vendor_share"].status, rows["vendor_share"].value) == ("skipped", None)
     assert rows["time"].bytes.link == 0
     assert "nothing crosses" in rows["link_ratio"].reason
     assert rows["near_buffer"].value == 2 * 132 * 136

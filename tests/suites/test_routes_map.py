@@ -42,3 +42,13 @@ def test_contexts_asked_once_leave_nothing_to_load(context: Context) -> None:
 def test_a_model_that_does_not_fit_is_no_place_of_the_map(context: Context) -> None:
     rows = run(context, machine="t4", model="llama-2-7b", link=12, context=256, questions=1, fits=1, output=4)
     assert rows["route_gain"].status == "ok"  # near memory is what the map says, not the T4's
+
+
+def test_a_policy_without_a_rate_says_what_its_first_request_lacked(context: Context) -> None:
+    rows = run(context, link=450, context=2048, questions=3, fits=1)
+    gone = [row for name, row in rows.items() if name.startswith("rate_") and row.value is None]
+    assert gone
+    for row in gone:
+        assert row.status == "skipped"
+        assert row.reason.startswith("30 of 30 requests rejected, the first, request 0: "), row.reason
+        assert "larger than memory" not in row.reason
