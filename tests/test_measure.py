@@ -424,7 +424,7 @@ def test_a_case_without_a_value_has_the_basis_of_its_bench(basis: Basis, wrong: 
     row = rows[-1]
     assert (row.value, row.basis) == (None, basis)
     assert row.status in ("skipped", "failed")
-    lost = failed_row(made, made.case({"n": 1}), "killed", 1)
+    lost = failed_row(made, made.case({"n": 1}), "killed", 1, 2.0)
     assert (lost.status, lost.basis) == ("failed", basis)
 
 

@@ -53,6 +53,10 @@ def scheduler_ablation(case: Case, measure: Measure) -> None:
     near = sum(times > 1 for times in asked.values()) * BLOCK_TOKENS * NEAR_PERCENT // 100
     if near < 2 * LONGEST:
         measure.skip(f"{case.requests} requests repeat too little: {near} near tokens hold no two documents")
+    if near > prices.near_tokens:  # the share of the documents is kept, on a GPU with room for it
+        share = 1.0 - prices.machine["reserve_share"]
+        room = (near * prices.token_bytes + prices.weight_bytes) / share + prices.token_bytes
+        prices = costs(prices.machine.with_(why="room for the experiment's share", memory=room), case.model)
     ratio = 100.0
     if case.ratio == "onset":
         computed = prices.layer([(CHUNK, LONGEST)]).seconds / CHUNK
@@ -87,7 +91,7 @@ def scheduler_ablation(case: Case, measure: Measure) -> None:
             "rate_without": rates[1], "ttft_without": without.ttft.mean, "stall_without": without.stall_share,
             "hit_rate_without": without.hit_rate, "rejected": found.rejected,
             "deferred": counters["deferred"], "bundled": counters["bundled"], "bubbles": counters["bubbles"],
-            "duplicate_tokens": counters["duplicate_tokens"], "near_tokens": near,
+            "duplicate_tokens": counters["duplicate_tokens"], "near_tokens": near, "memory": prices.machine["memory"],
             "loading_bound": ratio, "paper": PAPER.get((case.distance, case.part)),
         },
     )  # fmt: skip

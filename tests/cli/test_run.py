@@ -71,6 +71,8 @@ def test_every_way_to_fail_is_one_row_with_a_reason_and_the_run_goes_on(kvbench:
     assert rows["escapes"]["status"] == "tainted"
     assert "left 1 process" in rows["escapes"]["reason"]
     assert rows["exit"]["detail"]["workers_lost"] == 1
+    assert rows["hang"]["detail"]["case_wall_s"] >= 5.0
+    assert 0.0 < rows["exit"]["detail"]["case_wall_s"] < 60.0
     for pid in pids.read_text().split():
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
 
@@ -143,6 +145,17 @@ def test_a_signal_keeps_what_was_measured(
     assert printed["runs"][0]["status"] == "interrupted"
     assert document(kvbench("show", printed["runs"][0]["uuid"], "--json").stdout)["results"] == printed["results"]
     assert len(printed["results"]) in (1, 2)
+
+
+def test_seconds_in_cases_count_the_case_a_signal_ended(environment: dict[str, str]) -> None:
+    process = start(environment, "toy/odd", "-a", "how=nothing,hang", "--profile", "smoke", "--no-db")
+    wait_for_line(process, "done 1/2")
+    time.sleep(1.2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    row = next(line for line in out.splitlines() if "in cases" in line)
+    assert float(row.split(";")[1].split()[0]) > 1.0, row
 
 
 def workers() -> set[int]:

@@ -81,10 +81,70 @@ def test_without_a_counter_there_are_no_link_bytes(context: Context, monkeypatch
     assert "grew by 0" in str(rows["time"].detail["link_reason"])
     assert rows["time"].detail["asked_bytes"] > 0  # type: ignore[operator]
     assert rows["link_ratio"].value is None
+    for name, words in (("pipeline_depth", {"tile": 64}), ("near_contention", {"tile": 64, "method": "naive"})):
+        row = by_metric(run(find(name), context, **words))["time"]
+        assert row.bytes.link is None
+        assert "link_unmeasured" in row.flags
+        assert "grew by 0" in str(row.detail["link_reason"])
     for name in ("traffic", "amplification"):
         row = run(find(name), context, method="naive", tile=64)[0]
         assert (row.status, row.value) == ("skipped", None)
         assert "not measured" in row.reason
+
+
+def test_memory_beside_the_copy_says_why_it_has_no_link_bytes(context: Context) -> None:
+    for name in ("gemm", "pipeline_depth", "near_contention"):
+        tile: Value = "64" if name == "gemm" else 64
+        words: dict[str, Value] = {} if name == "pipeline_depth" else {"method": "cpu_aware"}
+        row = by_metric(run(find(name), context, pair="dram:dram", tile=tile, **words))["time"]
+        assert row.bytes.link is None
+        assert "link_unmeasured" in row.flags
+        assert "no counter" in str(row.detail["link_reason"])
+
+
+def test_the_row_of_a_swap_names_its_share(context: Context) -> None:
+    words: dict[str, Value] = {"method": "swap", "tile": "128", "n": 320}
+    rows = by_metric(run(find("gemm"), context, staging=50, **words))
+    share = float(rows["time"].detail["staged_share"] or 0.0)
+    assert share == pytest.approx(128 / 320, rel=0.02)
+    near = rows["near_buffer"]
+    assert near.value == near.detail["predicted"] == 128 * 320 * 4
+    assert "page tables" in str(near.detail["counted_by"])
+    row = run(find("gemm"), context, staging=50, method="swap", tile="128", n=129)[0]
+    assert (row.status, row.value) == ("skipped", None)
+    assert "at least 100 %" in row.reason
+
+
+def test_scratch_space_is_what_is_stored() -> None:
+    axes: dict[str, Value] = {
+        "device": "cpu", "pair": "dram:file", "compute": "fp32", "n": 64, "m": 0, "k": 0, "staging": 100,
+        "buffering": "single", "depth": 2, "method": "naive", "cache": 1, "workers": 1, "order": "m_fastest",
+        "share": 1,
+    }  # fmt: skip
+    tiny = {"traffic": 1, "amplification": 1, "near_contention": 1, "pipeline_depth": 2}
+    for name, stores in tiny.items():
+        disk = find(name).disk
+        assert disk is not None
+        assert disk(axes | {"tile": 4}) == stores * 256 * 4096  # a page a tile, not 64 bytes
+        assert disk(axes | {"tile": 4, "device": "gpu", "pair": "hbm:pinned"}) == 0
+    disk = find("gemm").disk
+    assert disk is not None
+    assert disk(axes | {"tile": "64"}) == 4 * 4096
+    assert disk(axes | {"tile": "64", "method": "resident"}) == disk(axes | {"tile": "64", "pair": "dram:dram"}) == 0
+    disk = find("traffic").disk
+    assert disk is not None
+    for beyond in ({"k": 1 << 40}, {"m": 1 << 33}, {"n": 10240, "tile": 64}, {"n": 8192, "k": 1 << 20, "tile": 8}):
+        assert disk(axes | {"tile": 4} | beyond) == 0
+
+
+@pytest.mark.parametrize("name", ["traffic", "amplification", "pipeline_depth", "near_contention"])
+def test_more_loads_than_the_time_allows_do_not_begin(name: str, context: Context) -> None:
+    row = run(find(name), context, n=320, tile=4, method="naive", depth=2)[0]
+    if name == "pipeline_depth":
+        row = run(find(name), context, n=2048, m=1, tile=4, depth=2)[0]
+    assert row.value is None if name != "traffic" else row.basis == "modelled"
+    assert "larger tiles" in (str(row.detail["not_run"]) if name == "traffic" else row.reason)
+    assert "loads a pass" in (str(row.detail["not_run"]) if name == "traffic" else row.reason)
 
 
 def test_memory_as_the_far_tier(context: Context) -> None:

@@ -108,6 +108,9 @@ def test_the_buffer_holds_what_the_plan_says(tmp_path: Path) -> None:
         work = made(rig, "cpu_aware_pipelined")
         assert work.plan.near_buffer == 2 * 64 * 64 * 4 == work.near_bytes
         assert made(rig, "resident").near_bytes == rig.gemm.b_bytes
+    with rigged(Gemm(40, 33, 40, 32, 32, 32, block=BLOCK), "dram:dram", tmp_path) as rig:
+        near = made(rig, "resident")
+        assert near.near_bytes == 8192  # two pages, not the 5280 bytes of the algebra
 
 
 @pytest.mark.parametrize("method", METHODS[1:])
@@ -168,6 +171,44 @@ def test_a_sample_predicts_from_its_own_moment(tmp_path: Path) -> None:
         near = take(made(rig, "resident"))
         assert near.loads == 0.0
         assert near.bound == "compute"
+
+
+def test_the_hand_over_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rigged(Gemm.square(64, 8, block=BLOCK), "dram:dram", tmp_path) as rig:
+        turns, ahead = made(rig, "cpu_aware"), made(rig, "cpu_aware_pipelined")
+        assert turns.handover() == made(rig, "resident").handover() == 0.0
+        assert 0.0 <= ahead.handover() < 1.0
+        before = rig.operands.c.copy()
+        ahead._empty.run()
+        assert np.array_equal(before, rig.operands.c, equal_nan=True)
+        monkeypatch.setattr(HostGemm, "handover", lambda self: 5.0 if self.plan.depth > 1 else 0.0)
+        assert take(ahead).predicted >= 5.0 * len(ahead.plan.loads)
+        assert take(turns).predicted < 5.0
+
+
+def test_tiny_tiles_are_written_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    write = os.pwrite
+
+    def counting(fd: int, data: memoryview, offset: int) -> int:
+        calls.append(offset)
+        return write(fd, data, offset)
+
+    with rigged(Gemm.square(64, 4, block=BLOCK), "dram:file", tmp_path) as rig:
+        monkeypatch.setattr(host_store, "WRITE_AT_ONCE", 100 * BLOCK)
+        monkeypatch.setattr(os, "pwrite", counting)
+        work = made(rig, "cpu_aware")
+        laid = [offset for offset in calls if offset % (100 * BLOCK) == 0]
+        assert len(work.plan.pieces) == 256
+        assert laid[-3:] == [0, 100 * BLOCK, 200 * BLOCK]
+        assert len(calls) < 32
+        work.verify()
+
+
+def test_batches_are_every_piece_once_in_order() -> None:
+    pieces = plan(Gemm.square(64, 16, block=BLOCK), "naive").pieces
+    assert [piece for part in host_store.batches(pieces) for piece in part] == list(pieces)
+    assert list(host_store.batches(())) == []
 
 
 def test_a_node_by_name(tmp_path: Path) -> None:

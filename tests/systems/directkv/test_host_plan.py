@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,10 +81,37 @@ def test_too_many_tiles_are_refused() -> None:
 def test_tiles_beyond_the_near_buffer_say_what_fits() -> None:
     made = plan(Gemm.square(1024, 256, block=4096), "cpu_aware_pipelined")
     require_near(made, 2 * 256 * 1024)
-    with pytest.raises(UsageError, match=r"2 x 262144 bytes.*at most 100000 bytes.*tiles of 111 x 111"):
+    with pytest.raises(UsageError, match=r"2 x 262144 bytes.*at most 100000 bytes.*tiles of 96 x 96"):
         require_near(made, 100_000)
     with pytest.raises(UsageError, match="larger near buffer"):
         require_near(made, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(Gemm, st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(4, 256),
+              st.integers(4, 256), st.integers(4, 256), block=st.sampled_from([4, 4096])),
+    st.sampled_from(METHODS), st.booleans(), st.integers(1, 1 << 20),
+)  # fmt: skip
+def test_what_is_said_to_fit_fits(gemm: Gemm, method: Method, double: bool, budget: int) -> None:
+    try:
+        made = plan(gemm, method, double=double)
+    except UsageError:
+        return
+    if made.near_buffer <= budget:
+        require_near(made, budget)
+        return
+    with pytest.raises(UsageError, match="do not fit") as caught:
+        require_near(made, budget)
+    if tiles := re.search(r"tiles of (\d+) x", str(caught.value)):
+        size = int(tiles[1])
+        other = plan(replace(gemm, tile_m=size, tile_n=size, tile_k=size), method)
+    elif share := re.search(r"stage less: (\d+) %", str(caught.value)):
+        other = plan(gemm, method, staging=int(share[1]), double=double)
+    else:
+        assert re.search(r"needs \d+ bytes|larger near buffer", str(caught.value))
+        return
+    require_near(other, budget)
 
 
 def test_other_types_and_words_are_refused() -> None:

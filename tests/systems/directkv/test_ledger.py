@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.errors import UsageError
+from kvbench.systems.directkv import host_plan
 from kvbench.systems.directkv.host_plan import plan
 from kvbench.systems.directkv.ledger import Held, near_memory
-from kvbench.systems.directkv.shapes import METHODS, Gemm, Method
+from kvbench.systems.directkv.shapes import METHODS, Gemm, Method, staged_columns
 
 CASE = Gemm.square(10240, 128)
 MIB = 1 << 20
@@ -26,8 +27,8 @@ def test_the_memory_column_of_the_paper() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.builds(
-        Gemm, st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(1, 64), st.integers(1, 64),
-        st.integers(1, 64), block=st.sampled_from([512, 4096]),
+        Gemm, st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(4, 64), st.integers(4, 64),
+        st.integers(4, 64), block=st.sampled_from([512, 4096]),
     ),
     st.sampled_from(METHODS), st.integers(1, 100), st.booleans(), st.integers(1, 4),
 )  # fmt: skip
@@ -38,9 +39,41 @@ def test_a_plan_allocates_what_the_ledger_says(
         made = plan(gemm, method, staging=staging, double=double, depth=depth)
     except UsageError:
         with pytest.raises(UsageError, match="smaller than a tile column"):
-            near_memory(gemm, method, staging=staging, double=double)
+            staged_columns(gemm, staging, double=double)
         return
-    assert near_memory(gemm, method, staging=staging, double=double, depth=depth).buffer == made.near_buffer
+    told = near_memory(gemm, method, staging=staging, double=double, depth=depth).buffer
+    assert made.near_buffer <= told
+    if method == "swap":
+        assert made.near_buffer * 100 <= staging * made.store  # padding on both sides
+        assert sum(piece.n1 - piece.n0 for piece in made.pieces[: 1 + double]) * 100 <= staging * gemm.n
+        if gemm.k * gemm.tile_n * gemm.item % gemm.block == 0:
+            assert made.near_buffer == told
+    elif method != "resident":
+        assert made.near_buffer == told
+
+
+def test_a_plan_that_stages_all_of_b_does_not_meet_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_plan, "staged_columns", lambda gemm, percent, double: gemm.columns)
+    made = plan(Gemm.square(1024, 128, block=4096), "swap", staging=50)
+    assert made.near_buffer == 2 * near_memory(made.gemm, "swap", staging=50).buffer
+
+
+@pytest.mark.parametrize(
+    ("n", "tile", "staging", "double", "least"),
+    [(129, 128, 50, False, "100 %"), (160, 64, 25, False, "40 %"), (1000, 128, 25, True, "26 %")],
+)
+def test_a_share_is_of_the_bytes_and_not_of_the_tiles(
+    n: int, tile: int, staging: int, double: bool, least: str
+) -> None:
+    gemm = Gemm.square(n, tile, block=4096)
+    with pytest.raises(UsageError, match=f"smaller than a tile column.*at least {least}"):
+        plan(gemm, "swap", staging=staging, double=double)
+    works = int(least.split()[0])
+    plan(gemm, "swap", staging=works, double=double)
+    with pytest.raises(UsageError, match="smaller than a tile column"):
+        plan(gemm, "swap", staging=works - 1, double=double)
+    with pytest.raises(UsageError, match="smaller than a tile column"):
+        near_memory(gemm, "swap", staging=staging, double=double)
 
 
 def test_shares_and_ratios() -> None:

@@ -100,6 +100,9 @@ def test_the_recurrence_is_the_machine(work: list[tuple[int, int]], depth: int) 
     assert found == stepped(loads, products, depth)
     assert predict.pipeline([float(x) for x in loads], [float(x) for x in products], 1) == sum(loads) + sum(products)
     assert predict.pipeline([], [float(x) for x in products], depth) == sum(products)
+    slow_loads, slow_products = [float(x + 2) for x in loads], [float(x + 2) for x in products]
+    late = predict.pipeline([float(x) for x in loads], [float(x) for x in products], depth, 2.0)
+    assert late == (predict.pipeline(slow_loads, slow_products, depth) if depth > 1 else found)
 
 
 def test_winner_and_regret() -> None:
@@ -121,3 +124,5 @@ def test_a_pipeline_needs_a_product_for_each_load() -> None:
     for loads, products, depth in (([1.0], [1.0, 2.0], 1), ([1.0], [1.0], 0)):
         with pytest.raises(UsageError, match="not a pipeline"):
             predict.pipeline(loads, products, depth)
+    with pytest.raises(UsageError, match="not a pipeline"):
+        predict.pipeline([1.0], [1.0], 2, -1.0)
