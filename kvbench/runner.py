@@ -63,6 +63,7 @@ class Outcome:
     rows: list[tuple[str, Result]] = field(default_factory=list)
     canaries: list[tuple[str, Result]] = field(default_factory=list)
     signal: int | None = None
+    cut: float = 0.0  # seconds of the case that the signal ended, which has no row
 
     @property
     def exit_code(self) -> int:
@@ -224,6 +225,7 @@ class Runner:
     def __init__(self, sinks: Sequence[Sink], ui: Ui, suites: Suites, scratch: Path | None = None) -> None:
         self._sinks, self._ui, self._suites, self._scratch = list(sinks), ui, suites, scratch
         self._stop = Interrupts()
+        self._cut = 0.0
 
     def execute(
         self, runs: Sequence[RunInfo], seconds: float, done: Mapping[str, Sequence[Result]] | None = None
@@ -261,7 +263,7 @@ class Runner:
                     (outcome.canaries if row.is_canary else outcome.rows).append((run.uuid, row))
                 if self._stop():
                     break
-        outcome.signal = self._stop.received
+        outcome.signal, outcome.cut = self._stop.received, self._cut
         return outcome
 
     def _finish(self, run: RunInfo, status: RunStatus, *, tolerate: bool = False) -> str:
@@ -295,12 +297,14 @@ class Runner:
                 text = case.text(member.axes)
                 pace = (time.monotonic() - started) / spent_cases if spent_cases > 3 else seconds / max(1, len(todo))
                 self._ui.case(finished, total, text, pace * (len(todo) - position))
+                handed = time.monotonic()
                 try:
                     if worker is None:
                         worker = stack.enter_context(WorkerHandle(self._stop))
                         worker.setup(profile=run.profile, scratch=self._scratch, seed=run.seed, limit=START_LIMIT_S)
                         for note in worker.notes:
                             self._ui.note(note)
+                        handed = time.monotonic()
                     compiling = 0.0 if (case.suite, case.bench) in warm else COMPILE_ALLOWANCE_S
                     found = worker.measure(case, member.limit + compiling)
                     warm.add((case.suite, case.bench))
@@ -309,9 +313,12 @@ class Runner:
                         stack.close()
                         worker = None
                         warm.clear()
+                except Stopped:
+                    self._cut = time.monotonic() - handed
+                    raise
                 except WorkerLost as lost:
                     losses += 1
-                    found = [failed_row(member, case, str(lost), losses)]
+                    found = [failed_row(member, case, str(lost), losses, time.monotonic() - handed)]
                     stack.close()  # kills what is left of the worker's group
                     worker = None
                     warm.clear()
@@ -324,12 +331,12 @@ class Runner:
                     self._ui.stored(finished, total, text, found[0])
 
 
-def failed_row(member: Bench, case: Case, reason: str, losses: int) -> Result:
-    """Return the row of a case whose worker was lost; ``losses`` counts the workers this run has lost so far."""
+def failed_row(member: Bench, case: Case, reason: str, losses: int, seconds: float = 0.0) -> Result:
+    """Return the row of a case whose worker was lost after ``seconds``; ``losses`` counts those lost by this run."""
     return Result(
         suite=case.suite, bench=case.bench, bench_version=case.version, axes=dict(case.axes), metric=member.metric,
         unit=member.unit, better=member.better, digest=case.digest, status="failed", reason=reason,
-        basis=member.basis_of(case.axes), detail={"workers_lost": losses},
+        basis=member.basis_of(case.axes), detail={"workers_lost": losses, "case_wall_s": round(seconds, 4)},
     )  # fmt: skip
 
 

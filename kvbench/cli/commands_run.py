@@ -270,4 +270,4 @@ def _print(outcome: Outcome, *, json: bool) -> None:
         return
     from kvbench.report.summary import run_summary
 
-    emit(run_summary(outcome.runs, outcome.rows, outcome.canaries))
+    emit(run_summary(outcome.runs, outcome.rows, outcome.canaries, cut=outcome.cut))

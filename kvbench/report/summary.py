@@ -15,9 +15,12 @@ from kvbench.units import counted, format_duration
 
 def run_summary(
     runs: Sequence[RunInfo], rows: Sequence[tuple[str, Result]], canaries: Sequence[tuple[str, Result]], *,
-    charts: bool = True, show_canaries: bool = False,
+    charts: bool = True, show_canaries: bool = False, cut: float = 0.0,
 ) -> str:  # fmt: skip
-    """Return the report of ``runs``; with several runs each has its own table, oldest first."""
+    """Return the report of ``runs``; with several runs each has its own table, oldest first.
+
+    ``cut``: seconds of a case of the last run that a signal ended.
+    """
     parts: list[str] = []
     for run in runs:
         own = [row for uuid, row in rows if uuid == run.uuid]
@@ -29,7 +32,7 @@ def run_summary(
             parts.append(results_table(own))
         if charts:
             parts.extend(curves([_shown(row) for row in own if _drawable(row)]))
-        parts.append(footer(own, mine))
+        parts.append(footer(own, mine, cut if run is runs[-1] else 0.0))
     return "\n".join(parts)
 
 
@@ -74,13 +77,13 @@ def short_code(git: str | None) -> str:
     return revision[:12] + dash + state
 
 
-def footer(rows: Sequence[Result], canaries: Sequence[Result]) -> str:
-    """Return one line of counts, and one per thing that makes rows less trustworthy."""
+def footer(rows: Sequence[Result], canaries: Sequence[Result], cut: float = 0.0) -> str:
+    """Return one line of counts, and one per thing that makes rows less trustworthy; ``cut``: see run_summary."""
     counts = Counter(row.status for row in rows)
     line = ", ".join(f"{counts[status]} {status}" for status in sorted(counts)) or "no rows"
     walls = [row.detail.get("case_wall_s") for row in [*rows, *canaries]]
     # detail holds whatever a file says: no case took thirty years
-    seconds = sum(wall for wall in walls if isinstance(wall, int | float) and 0 < wall < 1e9)
+    seconds = sum(wall for wall in walls if isinstance(wall, int | float) and 0 < wall < 1e9) + cut
     lines = [f"{counted(len(rows), 'row')}: {line}; {format_duration(seconds)} in cases"]
     flags = Counter(flag for row in rows for flag in row.flags)
     lines += [

@@ -15,7 +15,7 @@ from kvbench.machine.topology import read_topology
 from kvbench.systems.directkv.host_gemm import ERROR, HostGemm
 from kvbench.systems.directkv.host_rig import PANEL, Rig, Sample, contenders, cores, open_rig, take, tiled
 from kvbench.systems.directkv.predict import TIE, regret, winner
-from kvbench.systems.directkv.shapes import FAR_METHODS, Gemm
+from kvbench.systems.directkv.shapes import FAR_METHODS, Gemm, Method
 
 from .processes import Neighbours
 from .record import Figure, Scalar, judge, lost
@@ -25,6 +25,7 @@ PAIR = "dram:file"
 BYTES_N = (1000, 1024, 2048, 4096)
 LARGE_N = 4096
 TIME_N, TIME_TILES = (1024, 2048, 4096), ("128", "256", PANEL)
+TINY_N, TINY_TILE, MEMORY = 512, "64", "dram:dram"  # with one row a load is nothing beside handing it over
 SWEEP_N, SWEEP_M, SWEEP_TILES = (512, 1024, 2048), (0, 64, 256), ("128", "256")
 PASSES, ROUNDS = 3, 7
 LINK_LOW, LINK_HIGH = 0.99, 1.01
@@ -67,6 +68,8 @@ def figures(rounds: int = ROUNDS) -> Iterator[Figure]:
         for n in TIME_N:
             for tile in TIME_TILES:
                 yield from predicted(n, tile, rounds)
+        for pair in (PAIR, MEMORY):
+            yield from predicted(TINY_N, TINY_TILE, rounds, ("cpu_aware_pipelined",), pair, 1)
         yield agreement(rounds)
 
 
@@ -154,14 +157,18 @@ def in_turns(works: Sequence[HostGemm], rounds: int) -> list[list[float]]:
     return found
 
 
-def predicted(n: int, tile: str, rounds: int = ROUNDS) -> Iterator[Figure]:
-    """Yield measured over predicted seconds of ``naive`` and ``cpu_aware`` at one size and tile."""
-    names = {method: f"{method} time / prediction, n = {n}, tile {tile}" for method in ("naive", "cpu_aware")}
+def predicted(
+    n: int, tile: str, rounds: int = ROUNDS, methods: Sequence[Method] = ("naive", "cpu_aware"), pair: str = PAIR,
+    m: int = 0,
+) -> Iterator[Figure]:  # fmt: skip
+    """Yield measured over predicted seconds of ``methods`` at one size and tile; ``m`` of 0 is ``n``."""
+    where = (f", m = {m}" if m else "") + ("" if pair == PAIR else f", {pair}")
+    names = {method: f"{method} time / prediction, n = {n}, tile {tile}{where}" for method in methods}
     others = Neighbours()
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     try:
-        with rig_of(tiled(n, n, n, tile)) as rig:
-            works = {"naive": rig.make("naive"), "cpu_aware": rig.make("cpu_aware")}
+        with rig_of(tiled(m or n, n, n, tile), pair) as rig:
+            works = {method: rig.make(method) for method in methods}
             for turn in range(rounds + 1):
                 for method, work in works.items():
                     one = take(work)

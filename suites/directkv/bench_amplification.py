@@ -10,18 +10,43 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvbench.contract.axis import Value
+    from kvbench.systems.directkv.host_needs import Needs
+    from kvbench.systems.directkv.shapes import Gemm
 
-PASSES = 3
+LIMIT, PASSES_LEAST = 300.0, 5  # warm-up, three passes, proof
 CACHE_TILES = 1 << 19  # steps of the tile walk
 
 
+def needs(axes: Mapping[str, Value]) -> Needs:
+    """Return what a host case needs."""
+    from kvbench.systems.directkv.host_needs import BLOCK, Needs, Want
+    from kvbench.systems.directkv.shapes import Gemm
+
+    problem = Gemm.square(int(axes["n"]), int(axes["tile"]), block=BLOCK)
+    return Needs(problem, (Want(axes["method"]),), LIMIT, PASSES_LEAST)  # type: ignore[arg-type]
+
+
+def walks(gemm: Gemm) -> bool:
+    """Return whether the cache walk goes over that many tiles."""
+    return gemm.rows * gemm.columns * gemm.steps <= CACHE_TILES
+
+
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch file of a case."""
-    return 0 if axes["device"] == "gpu" else 5 * int(axes["n"]) ** 2
+    """Return the bytes of the scratch file of a case as it is stored; what cannot run writes none."""
+    if axes["device"] == "gpu":
+        return 0
+    needed = needs(axes)
+    return needed.scratch if walks(needed.gemm) else 0
+
+
+def setup_seconds(axes: Mapping[str, Value]) -> float:
+    """Return the seconds of writing B, and of many loads."""
+    return 0.0 if axes["device"] == "gpu" else needs(axes).setup
 
 
 @bench(
-    version=1, metric="amplification", unit="1", better="lower", disk=scratch_bytes, limit=300.0,
+    version=1, metric="amplification", unit="1", better="lower", disk=scratch_bytes, setup=setup_seconds,
+    limit=LIMIT,
     extra_metrics=["predicted_amplification", "cached_amplification", "cache_hits"],
     seconds={"smoke": 0.3, "quick": 0.8, "full": 10.0},
     device=axis.choice("cpu", "gpu"),
@@ -41,33 +66,22 @@ def amplification(case: Case, measure: Measure) -> None:
     """
     from kvbench.systems.directkv.cache import cpu_aware_through, naive_through
     from kvbench.systems.directkv.host_plan import plan
-    from kvbench.systems.directkv.host_rig import BLOCK, open_rig
-    from kvbench.systems.directkv.shapes import Gemm
+    from kvbench.systems.directkv.host_rig import open_rig
+    from kvbench.systems.directkv.host_rows import counted
 
     if case.device == "gpu":
         from kvbench.timing.gpu_session import open_driver
 
         open_driver()
         measure.skip("the gemm bench measures a GPU's link bytes; raster varies the order there")
-    gemm = Gemm.square(case.n, case.tile, block=BLOCK)
-    if gemm.rows * gemm.columns * gemm.steps > CACHE_TILES:
+    needed = needs(case.axes)
+    gemm = needed.gemm
+    if not walks(gemm):
         measure.skip(f"{gemm.rows} x {gemm.columns} x {gemm.steps} tiles are too many to walk, choose larger ones")
+    needed.require()
     chosen, context = plan(gemm, case.method), measure.context
     work = open_rig(measure, gemm, "dram:file", context.topology, context.scratch, context.seed).of(chosen)
-    store = work.store
-    assert store is not None
-    work.run()
-    store.forget()  # pages of code that were read for the first pass
-    seconds = work.run(PASSES) / PASSES
-    work.verify()
-    if store.link is None:
-        measure.skip(f"link bytes are not measured here: {store.link_reason}")
-    measure.note("link_bytes", store.link)
-    measure.note("file_system", store.system)
-    measure.counted(
-        store.link / gemm.b_bytes, n=PASSES, source="read_bytes of the process around each product",
-        kernel=work.kernel, seconds=seconds,
-    )  # fmt: skip
+    measure.note("link_bytes", counted(measure, work, over=gemm.b_bytes))
     found = (
         naive_through(gemm, case.cache, order=case.order, workers=case.workers)
         if case.method == "naive"

@@ -71,6 +71,7 @@ def on_host(case: Case, measure: Measure, shape: Shape) -> None:
     from kvbench.systems.directkv.host_attention import open_decode
     from kvbench.systems.directkv.host_attention_far import NearMemory, near_cpus, open_far
     from kvbench.systems.directkv.host_attention_plan import DecodePlan, fill_far, part_pages_for
+    from kvbench.systems.directkv.host_rows import unmeasured
 
     tiers, context = parse_pair(case.pair), measure.context
     for tier in (tiers.near, tiers.far):
@@ -101,7 +102,7 @@ def on_host(case: Case, measure: Measure, shape: Shape) -> None:
     for flag in far.flags:
         measure.flag(flag)
     if link is None:
-        measure.flag("link_unmeasured")
+        unmeasured(measure, f"no pass counted by {work.counted_by}")
     row = measure.pair(
         work.run, ceiling(measure, work), unique=plan.kv_bytes, link=link, near=work.near_traffic,
         demand=0 if case.method == "near" else plan.kv_bytes, rate_of="unique", verify=work.verify, kernel=work.kernel,

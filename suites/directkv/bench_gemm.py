@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvbench.timing.gpu_session import GpuSession
 
 ON_BOARD = "the algebra's bytes and operations at rates of the same round; recurrence over swap's buffers; no cache"
-PREDICTED = "tile counts x rates of some loads and products alone, same moments; exact recurrence over the slots"
+PREDICTED = "tile counts x rates of some loads and products alone, same moments; recurrence over slots, hand-over"
 HOST_PAIRS = ("dram:file", "dram:dram", "dram@0:dram@1")
 HOST_TILES = ("64", "128", "256", "384", "panel")
 GPU_NONE = ("384", "panel")

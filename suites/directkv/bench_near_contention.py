@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     from kvbench.contract.axis import Value
     from kvbench.contract.result import Result
+    from kvbench.systems.directkv.host_needs import Needs
 
+LIMIT, PASSES_LEAST = 300.0, 13  # over the loads of a host case: warm-up, three samples in turns, proof
 COPY_BYTES = 128 << 20
 PASSES_INSIDE = 8  # of the copy on a GPU while the product runs: its rate is that of whole passes
 LEAST_COVERED = 0.5  # of the product's time lies between ends of passes; a pass begins before it and ends after it
@@ -25,13 +27,28 @@ def exists(axes: Mapping[str, Value]) -> bool:
     return (axes["device"] == "gpu") == (axes["pair"] == "hbm:pinned")
 
 
+def needs(axes: Mapping[str, Value]) -> Needs:
+    """Return what a host case needs."""
+    from kvbench.systems.directkv.host_needs import Needs, Want, tiled
+
+    n = int(axes["n"])
+    wants = (Want(axes["method"]),)  # type: ignore[arg-type]
+    return Needs(tiled(n, n, n, str(axes["tile"])), wants, LIMIT, PASSES_LEAST, axes["pair"] == "dram:file")
+
+
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch file of a case."""
-    return 5 * int(axes["n"]) ** 2 if axes["pair"] == "dram:file" else 0
+    """Return the bytes of the scratch file of a case as it is stored; what cannot run writes none."""
+    return 0 if axes["device"] == "gpu" else needs(axes).scratch
+
+
+def setup_seconds(axes: Mapping[str, Value]) -> float:
+    """Return the seconds of writing B, and of many loads."""
+    return 0.0 if axes["device"] == "gpu" else needs(axes).setup
 
 
 @bench(
-    version=1, metric="time", unit="s", better="lower", where=exists, disk=scratch_bytes, limit=300.0,
+    version=1, metric="time", unit="s", better="lower", where=exists, disk=scratch_bytes, setup=setup_seconds,
+    limit=LIMIT,
     extra_metrics=["slowdown", "copy_rate"], seconds={"smoke": 1.2, "quick": 3.5, "full": 30.0},
     device=axis.choice("cpu", "gpu"),
     pair=axis.choice(
@@ -49,9 +66,10 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
 def near_contention(case: Case, measure: Measure) -> None:
     """Seconds of a product while a copy takes `share` per cent of what one core (GPU: all of it) copies near.
 
-    Ceiling, in turns: the same product without the copy. slowdown: seconds beside the copy over those; copy_rate: what the copy had meanwhile, its bytes counted once. On a host the copy has a core of its own:
-    next to loads that run ahead it needs a third one. On a GPU it has as many blocks as that rate takes, a sample
-    counts only when it was under way from before the product to after it, and the L2 is flushed before each.
+    Ceiling, in turns: the same product without the copy. slowdown: seconds beside the copy over those; copy_rate: what
+    the copy had meanwhile, its bytes counted once. On a host the copy has a core of its own: next to loads that run
+    ahead it needs a third one. On a GPU it has as many blocks as that rate takes, a sample counts only when it ran from
+    before the product to after it, and the L2 is flushed before each.
     """
     if case.device == "gpu":
         on_gpu(case, measure)
@@ -66,10 +84,12 @@ def on_host(case: Case, measure: Measure) -> None:
     from kvbench.kernels.paced_copy import PacedCopy
     from kvbench.measure import Reference
     from kvbench.memory.tiers import parse_pair
-    from kvbench.systems.directkv.host_rig import cores, open_rig, tiled
+    from kvbench.systems.directkv.host_rig import cores, open_rig
+    from kvbench.systems.directkv.host_rows import warmed
 
-    context, pair = measure.context, parse_pair(case.pair)
-    gemm = tiled(case.n, case.n, case.n, str(case.tile))
+    context, pair, needed_here = measure.context, parse_pair(case.pair), needs(case.axes)
+    needed_here.require()
+    gemm = needed_here.gemm
     # in turns one core loads and multiplies, and the second one is free for the copy
     needed = 3 if case.method == "cpu_aware_pipelined" else 2
     cpus = cores(context.topology, pair.near.node, needed)
@@ -91,14 +111,11 @@ def on_host(case: Case, measure: Measure) -> None:
             rates.append(copy.stop())
         return seconds
 
-    work.run()
     moved, store = work.plan.traffic, work.store
-    if store is not None:
-        store.forget()  # pages of code that were read for the first pass
-        work.run(3)
+    link = warmed(measure, work)
     row = measure.pair(
         run, Reference("the same without the copy", work.run, 1.0), verify=work.verify, kernel=work.kernel,
-        transport=None if store is None else store.transport, link=0 if store is None else store.link,
+        transport=None if store is None else store.transport, link=link,
         unique=moved.unique, demand=moved.demand, near=moved.near,
     )  # fmt: skip
     measure.note("copy_alone", full)

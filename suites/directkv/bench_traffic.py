@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvbench.contract.axis import Value
+    from kvbench.systems.directkv.host_needs import Needs
 
-PASSES = 3
+LIMIT, PASSES_LEAST = 300.0, 5  # warm-up, three passes, proof
 SIZE = 1 << 40
 
 
@@ -20,15 +21,30 @@ def exists(axes: Mapping[str, Value]) -> bool:
     return axes["method"] == "swap" or axes["staging"] == 100
 
 
+def needs(axes: Mapping[str, Value]) -> Needs:
+    """Return what a host case needs."""
+    from kvbench.systems.directkv.host_needs import BLOCK, Needs, Want
+    from kvbench.systems.directkv.shapes import Gemm
+
+    n, tile = int(axes["n"]), int(axes["tile"])
+    problem = Gemm(int(axes["m"]) or n, n, int(axes["k"]) or n, tile, tile, tile, block=BLOCK)
+    want = Want(axes["method"], int(axes["staging"]))  # type: ignore[arg-type]
+    return Needs(problem, (want,), LIMIT, PASSES_LEAST)
+
+
 def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch file of a case; products too large to run write none."""
-    n = int(axes["n"])
-    stored = 4 * n * (int(axes["k"]) or n)
-    return 0 if axes["device"] == "gpu" or n >= 1 << 31 else stored + stored // 4
+    """Return the bytes of the scratch file of a case as it is stored; what is only modelled writes none."""
+    return 0 if axes["device"] == "gpu" else needs(axes).scratch
+
+
+def setup_seconds(axes: Mapping[str, Value]) -> float:
+    """Return the seconds of writing B, and of many loads."""
+    return 0.0 if axes["device"] == "gpu" else needs(axes).setup
 
 
 @bench(
-    version=1, metric="link_bytes", unit="B", better="lower", where=exists, disk=scratch_bytes, limit=300.0,
+    version=1, metric="link_bytes", unit="B", better="lower", where=exists, disk=scratch_bytes, setup=setup_seconds,
+    limit=LIMIT,
     extra_metrics=["link_ratio", "unique_bytes", "demand_bytes", "near_bytes"],
     seconds={"smoke": 0.2, "quick": 0.5, "full": 8.0},
     device=axis.choice("cpu", "gpu"),
@@ -49,9 +65,10 @@ def traffic(case: Case, measure: Measure) -> None:
     large to run keeps the algebra's bytes as a modelled row. m and k of 0 are n. On a GPU the gemm rows hold the bytes.
     """
     from kvbench.errors import Unavailable
-    from kvbench.systems.directkv.host_plan import plan, require_runnable
-    from kvbench.systems.directkv.host_rig import BLOCK, open_rig
-    from kvbench.systems.directkv.shapes import Gemm, staged_columns
+    from kvbench.systems.directkv.host_plan import plan
+    from kvbench.systems.directkv.host_rig import open_rig
+    from kvbench.systems.directkv.host_rows import PASSES, counted
+    from kvbench.systems.directkv.shapes import staged_columns
     from kvbench.systems.directkv.traffic import traffic as bytes_of
 
     if case.device == "gpu":
@@ -59,36 +76,24 @@ def traffic(case: Case, measure: Measure) -> None:
 
         open_driver()
         measure.skip("link bytes of a GPU are rows of the gemm bench, by the counter named there")
-    gemm = Gemm(case.m or case.n, case.n, case.k or case.n, case.tile, case.tile, case.tile, block=BLOCK)
-    context = measure.context
+    context, needed = measure.context, needs(case.axes)
+    gemm = needed.gemm
     try:
-        require_runnable(gemm)
+        needed.require()
     except Unavailable as error:
         columns = staged_columns(gemm, case.staging, double=False) if case.method == "swap" else None
         moved = bytes_of(gemm, case.method, buffered=case.method != "swap", columns=columns)
         measure.note("not_run", str(error))
         measure.model(float(moved.link), source="traffic algebra, DirectKV section 4")
-        basis, passes = "modelled", 0
+        passes = 0
     else:
         chosen = plan(gemm, case.method, staging=case.staging)
         work = open_rig(measure, gemm, "dram:file", context.topology, context.scratch, context.seed).of(chosen)
-        moved, store = chosen.traffic, work.store
-        assert store is not None
-        work.run()
-        store.forget()  # pages of code that were read for the first pass
-        seconds = work.run(PASSES) / PASSES
-        work.verify()
-        if store.link is None:
-            measure.skip(f"link bytes are not measured here: {store.link_reason}; asked for {work.asked_bytes} bytes")
-        measure.note("asked_bytes", work.asked_bytes)
-        measure.note("file_system", store.system)
-        measure.counted(
-            float(store.link), n=PASSES, source="read_bytes of the process around each product", kernel=work.kernel,
-            seconds=seconds,
-        )  # fmt: skip
-        measure.extra("link_ratio", store.link / moved.link, unit="1", better="lower", n=PASSES)
-        basis, passes = "modelled", PASSES
+        moved = chosen.traffic
+        link = counted(measure, work)
+        measure.extra("link_ratio", link / moved.link, unit="1", better="lower", n=PASSES)
+        passes = PASSES
     for metric, value in (
         ("unique_bytes", moved.unique), ("demand_bytes", moved.demand), ("near_bytes", moved.near)
     ):  # fmt: skip
-        measure.extra(metric, float(value), unit="B", better="lower", basis=basis, n=passes)  # type: ignore[arg-type]
+        measure.extra(metric, float(value), unit="B", better="lower", basis="modelled", n=passes)

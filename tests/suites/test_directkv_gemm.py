@@ -139,9 +139,9 @@ def test_scratch_space_is_what_is_stored() -> None:
 
 @pytest.mark.parametrize("name", ["traffic", "amplification", "pipeline_depth", "near_contention"])
 def test_more_loads_than_the_time_allows_do_not_begin(name: str, context: Context) -> None:
-    row = run(find(name), context, n=320, tile=4, method="naive", depth=2)[0]
-    if name == "pipeline_depth":
-        row = run(find(name), context, n=2048, m=1, tile=4, depth=2)[0]
+    ahead = name == "pipeline_depth"
+    words: dict[str, Value] = {"n": 2048, "m": 1, "depth": 2} if ahead else {"n": 320, "method": "naive"}
+    row = run(find(name), context, tile=4, **words)[0]
     assert row.value is None if name != "traffic" else row.basis == "modelled"
     assert "larger tiles" in (str(row.detail["not_run"]) if name == "traffic" else row.reason)
     assert "loads a pass" in (str(row.detail["not_run"]) if name == "traffic" else row.reason)

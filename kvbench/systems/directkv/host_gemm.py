@@ -24,7 +24,8 @@ Stamps = np.ndarray[Any, np.dtype[np.int64]]
 SAMPLED = 8  # rows of C computed again in float64
 LARGEST_STEP = 512  # of k at once in float64
 ERROR = 1e-6  # of the Frobenius norm, times the root of k: rounding of a float32 sum grows like that of its length
-RELAYS = 256  # empty loads and products of a probe of the hand-over
+RELAYS, RELAYS_LEAST = 256, 8  # loads and products of a probe of the hand-over
+RELAY_MOST, RELAY_BYTES = 1 << 20, 4 << 20  # a larger slot leaves the core's own cache anyway; all relays together
 PROBE_SHARE, PROBE_LEAST = 16, 8  # a probe makes a 16th of the loads and products, and 8 of them at least
 
 
@@ -102,7 +103,8 @@ class HostGemm:
             np.int64,
         ).reshape(-1, 6)  # fmt: skip
         self._pass = TilePass(loads, self._products(), plan.depth, team)
-        self._empty = TilePass(*self._nothing(), plan.depth, team)
+        self._sums = np.zeros(operands.n, np.float32)
+        self._between = TilePass(*self._relay(), plan.depth, team)
         self.kernel = f"sgemm on one core, {store.kernel if store else 'B near'}, {plan.depth} slots of {plan.slot} B"
 
     def _slot(self, load: int) -> int:
@@ -126,16 +128,25 @@ class HostGemm:
             )  # fmt: skip
         return made
 
-    def _nothing(self) -> tuple[Stamps, Products]:
-        """Return as many copies of no bytes and products without rows."""
+    def _relay(self) -> tuple[Stamps, Products]:
+        """Return copies of near bytes into the slots and a product of one row on each; large slots get no bytes."""
         from kvbench.kernels.io_calls import call_row
         from kvbench.kernels.tile_passes import Products
 
-        at = int(self.operands.c.ctypes.data)
-        made = Products(RELAYS)
-        for load in range(RELAYS):
-            made.add(load + 1, load + 1, (0, 1, 1), (at, 1), (at, 1), (at, 1), first=True)
-        return np.array([call_row("memcpy", at, at, 0, returns=at)] * RELAYS, np.int64), made
+        piece = max(self.plan.pieces, key=lambda one: one.stored, default=None)
+        nbytes = 0 if piece is None or piece.stored > RELAY_MOST else 4 * piece.elements
+        wide, high = (piece.n1 - piece.n0, piece.k1 - piece.k0) if piece is not None and nbytes else (1, 1)
+        count = max(RELAYS_LEAST, min(RELAYS, RELAY_BYTES // max(1, nbytes)))
+        made, source = Products(count), int(self.operands.b.ctypes.data)
+        rows = []
+        for load in range(count):
+            slot = self._slot(load) if nbytes else source
+            size = (int(nbytes > 0), wide, high)
+            made.add(
+                load + 1, load + 1, size, (source, 1), (slot, high), (int(self._sums.ctypes.data), 1), first=True
+            )  # fmt: skip
+            rows.append(call_row("memcpy", slot, source, nbytes, returns=slot))
+        return np.array(rows, np.int64), made
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -176,14 +187,14 @@ class HostGemm:
         return loads / moved, products / flops
 
     def handover(self) -> float:
-        """Return the seconds after which one thread knows that the other one is done, over empty loads and products.
+        """Return the seconds after which two threads can hand over the next load; 0 where one thread does both sides.
 
-        A round over the slots takes two of them, there and back; 0 where one thread does both sides.
+        Telling each other, and the bytes of a slot moving from one core's cache to the other's: copies of near memory
+        into the slots beside products of one row on them.
         """
-        depth = self.plan.depth
-        if depth == 1 or not self.plan.loads:
+        if self.plan.depth == 1 or not self.plan.loads:
             return 0.0
-        return self._empty.run() / RELAYS * depth / 2
+        return self._between.run() / len(self._between.loads)
 
     def _flops(self, index: int) -> int:
         product = self.plan.products[index]

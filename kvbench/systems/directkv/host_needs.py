@@ -109,8 +109,12 @@ class Needs:
 
 
 def contenders(gemm: Gemm) -> tuple[Want, ...]:
-    """Return the methods that read B from the far tier; a double buffer only where half of B holds a column of tiles."""
-    wants = [Want("swap"), Want("naive"), Want("cpu_aware"), Want("cpu_aware_pipelined")]
-    if gemm.n // 2 >= gemm.tile_n:
-        wants.insert(1, Want("swap", double=True))
-    return tuple(wants)
+    """Return the methods that read B from the far tier; a double buffer only where a half holds a column of tiles."""
+    double = Want("swap", double=True)
+    try:
+        staged_columns(gemm, double.staging, double=True)
+    except KvbenchError:
+        swaps: tuple[Want, ...] = (Want("swap"),)
+    else:
+        swaps = (Want("swap"), double)
+    return (*swaps, Want("naive"), Want("cpu_aware"), Want("cpu_aware_pipelined"))

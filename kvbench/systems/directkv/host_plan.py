@@ -6,11 +6,12 @@ same loop and the same calls, and differ only in what the paper says they differ
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbench.errors import Unavailable, UsageError
-from kvbench.systems.directkv.shapes import HALVES, Gemm, Method, ceil_div, staged_columns
+from kvbench.systems.directkv.shapes import HALVES, Gemm, Method, ceil_div, staged_columns, stored_panel
 from kvbench.systems.directkv.traffic import Traffic, traffic
 
 MOST_PRODUCTS = 1 << 20  # rows of a plan: 128 MiB of descriptors
@@ -118,15 +119,54 @@ def require_runnable(gemm: Gemm) -> None:
 
 
 def require_near(plan: Plan, budget: int) -> None:
-    """Raise UsageError unless the method's near buffer fits ``budget`` bytes; says which square tile would."""
+    """Raise UsageError unless the method's near buffer fits ``budget`` bytes; says what would, found by trying."""
     if plan.near_buffer <= budget:
         return
-    fits = int((budget / (plan.depth * plan.gemm.item)) ** 0.5)
+    if plan.method == "resident":
+        mend = f"it needs {plan.near_buffer} bytes"
+    elif plan.method == "swap":
+        mend = _less_staged(plan, budget)
+    else:
+        fits = _tile_within(plan, budget)
+        mend = f"choose tiles of {fits} x {fits} or smaller" if fits else "allow a larger near buffer"
     raise UsageError(
         "the tiles do not fit the near buffer", where=f"gemm {plan.method}",
-        got=f"{plan.depth} x {plan.slot} bytes", expected=f"at most {budget} bytes",
-        mend=f"choose tiles of {fits} x {fits} or smaller" if fits else "allow a larger near buffer",
+        got=f"{plan.depth} x {plan.slot} bytes", expected=f"at most {budget} bytes", mend=mend,
     )  # fmt: skip
+
+
+def _less_staged(plan: Plan, budget: int) -> str:
+    """Return the most per cent of B that a swap can stage within ``budget``, or the bytes the least of them needs."""
+    gemm, double, needed = plan.gemm, plan.depth > 1, plan.near_buffer
+    for percent in range(100, 0, -1):
+        try:
+            columns = staged_columns(gemm, percent, double=double)
+        except UsageError:
+            break
+        needed = min(needed, plan.depth * stored_panel(gemm, columns))
+        if needed <= budget:
+            return f"stage less: {percent} % or below"
+    return f"one column of tiles needs {needed} bytes; choose smaller tiles"
+
+
+def _tile_within(plan: Plan, budget: int) -> int | None:
+    """Return the largest square tile, a multiple of 16 or a power of two below, whose slots fit; None without any."""
+    sizes: list[int] = [
+        *(1 << power for power in range(4)),
+        *range(16, max(16, min(plan.gemm.tile_k, BLAS_MOST)) + 1, 16),
+    ]
+
+    def square(size: int) -> Gemm:
+        return replace(plan.gemm, tile_m=size, tile_n=size, tile_k=size)
+
+    at = bisect_right(sizes, budget, key=lambda size: plan.depth * square(size).stored_tile(0, 0))
+    if not at:
+        return None
+    try:
+        require_runnable(square(sizes[at - 1]))
+    except Unavailable:
+        return None
+    return sizes[at - 1]
 
 
 def plan(gemm: Gemm, method: Method, *, staging: int = 100, double: bool = False, depth: int | None = None) -> Plan:

@@ -1,4 +1,4 @@
-"""Rows of a host product that several benches have: link bytes counted, their ratio to the algebra, why there are none."""
+"""Rows of a host product that several benches have: link bytes counted, over the algebra's, why there are none."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ class Pad(Protocol):
     ) -> object: ...  # fmt: skip
 
 
+def unmeasured(pad: Pad, reason: str) -> None:
+    """Say on every row of the case that its link bytes are not measured, and why."""
+    pad.flag("link_unmeasured")
+    pad.note("link_reason", reason)
+
+
 def link_bytes(pad: Pad, store: FarStore | None) -> int | None:
     """Return the link bytes of a pass counted so far and count anew; 0 where B lies near.
 
@@ -40,8 +46,7 @@ def link_bytes(pad: Pad, store: FarStore | None) -> int | None:
         return 0
     link = store.link
     if link is None:
-        pad.flag("link_unmeasured")
-        pad.note("link_reason", store.link_reason)
+        unmeasured(pad, store.link_reason)
     store.forget()
     return link
 
@@ -69,7 +74,7 @@ def link_ratio(pad: Pad, work: HostGemm, n: int) -> None:
 
 
 def counted(pad: Pad, work: HostGemm, *, over: int = 1) -> int:
-    """Add the primary row of link bytes over ``over`` of some proved passes, and return the bytes; skips without them."""
+    """Add the primary row, link bytes over ``over`` of some proved passes, and return the bytes; skips without them."""
     store = work.store
     assert store is not None
     work.run()
@@ -78,7 +83,7 @@ def counted(pad: Pad, work: HostGemm, *, over: int = 1) -> int:
     work.verify()
     link = store.link
     if link is None:
-        pad.flag("link_unmeasured")
+        unmeasured(pad, store.link_reason)
         pad.skip(f"link bytes are not measured here: {store.link_reason}; asked for {work.asked_bytes} bytes")
     pad.note("asked_bytes", work.asked_bytes)
     pad.note("file_system", store.system)

@@ -50,8 +50,8 @@ def near_memory(
         held = room if room == gemm.b_bytes else room // column * column
         if not held:
             raise UsageError(
-                "the staging buffer is smaller than a tile column of B", where="near memory", got=f"{halves} x {room} B",
-                expected=f"{halves} x {min(column, gemm.b_bytes)} B or more",
+                "the staging buffer is smaller than a tile column of B", where="near memory",
+                got=f"{halves} x {room} B", expected=f"{halves} x {min(column, gemm.b_bytes)} B or more",
             )  # fmt: skip
         return NearMemory(gemm.a_bytes, halves * ceil_div(held, gemm.block) * gemm.block)
     return NearMemory(gemm.a_bytes, 0 if on_chip else depth * gemm.stored_tile(0, 0))

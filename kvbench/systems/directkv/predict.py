@@ -97,19 +97,20 @@ def pipeline(loads: Sequence[float], products: Sequence[float], depth: int, hand
     """Return the seconds of ``products``, one on each load, with ``depth`` slots: exact, each side one at a time.
 
     A load begins when the one before is done and its slot is free; a product when the one before and its load are
-    done. Depth 1 is the sum of both. Without loads it is the products alone. With two slots or more each side learns
-    ``handover`` seconds late that the other one is done. Raises UsageError for other counts.
+    done. Depth 1 is the sum of both. Without loads it is the products alone. With two slots or more the two sides
+    are two threads, which hand over a load every ``handover`` seconds at most. Raises UsageError for other counts and a
+    negative hand-over.
     """
     if depth < 1 or (loads and len(loads) != len(products)) or not handover >= 0.0:
         raise UsageError("not a pipeline", where="pipeline", got=(len(loads), len(products), depth, handover))
-    late = handover if depth > 1 else 0.0
+    late = handover if loads and depth > 1 else 0.0
     loaded = done = 0.0
     ends: list[float] = []
     for index, product in enumerate(products):
         if loads:
             free = ends[index - depth] if index >= depth else 0.0
-            loaded = max(loaded, free + late if index >= depth else 0.0) + loads[index]
-        done = max(done, loaded + late if loads else 0.0) + product
+            loaded = max(loaded, free) + loads[index]
+        done = max(done + max(product, late), loaded + product)
         ends.append(done)
     return done
 

@@ -102,7 +102,7 @@ class Gemm:
 
 
 def stored_panel(gemm: Gemm, columns: int) -> int:
-    """Return the stored bytes of one compact piece of ``columns`` columns of tiles, all of k; the last one is narrower."""
+    """Return the stored bytes of a compact piece of ``columns`` columns of tiles, all of k; the last may be less."""
     wide = min(columns * gemm.tile_n, gemm.n)
     return ceil_div(gemm.k * wide * gemm.item, gemm.block) * gemm.block
 

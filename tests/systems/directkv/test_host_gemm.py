@@ -179,10 +179,10 @@ def test_the_hand_over_is_in_the_prediction(tmp_path: Path, monkeypatch: pytest.
         assert turns.handover() == made(rig, "resident").handover() == 0.0
         assert 0.0 <= ahead.handover() < 1.0
         before = rig.operands.c.copy()
-        ahead._empty.run()
+        ahead._between.run()
         assert np.array_equal(before, rig.operands.c, equal_nan=True)
         monkeypatch.setattr(HostGemm, "handover", lambda self: 5.0 if self.plan.depth > 1 else 0.0)
-        assert take(ahead).predicted >= 5.0 * len(ahead.plan.loads)
+        assert take(ahead).predicted >= 5.0 * (len(ahead.plan.loads) - 1)
         assert take(turns).predicted < 5.0
 
 

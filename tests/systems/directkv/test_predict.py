@@ -100,9 +100,17 @@ def test_the_recurrence_is_the_machine(work: list[tuple[int, int]], depth: int) 
     assert found == stepped(loads, products, depth)
     assert predict.pipeline([float(x) for x in loads], [float(x) for x in products], 1) == sum(loads) + sum(products)
     assert predict.pipeline([], [float(x) for x in products], depth) == sum(products)
-    slow_loads, slow_products = [float(x + 2) for x in loads], [float(x + 2) for x in products]
-    late = predict.pipeline([float(x) for x in loads], [float(x) for x in products], depth, 2.0)
-    assert late == (predict.pipeline(slow_loads, slow_products, depth) if depth > 1 else found)
+    late = predict.pipeline([float(x) for x in loads], [float(x) for x in products], depth, 7.0)
+    if depth == 1 or min(products) >= 7:
+        assert late == found
+    assert max(found, 7.0 * (len(loads) - 1) * (depth > 1)) <= late <= found + 7.0 * len(loads)
+    assert predict.pipeline([], [float(x) for x in products], depth, 7.0) == sum(products)
+
+
+def test_tiny_loads_take_as_long_as_handing_them_over() -> None:
+    tiny, large = [1.0] * 100, [10.0] * 100
+    assert predict.pipeline(tiny, tiny, 2, 4.0) == 100 * 4.0
+    assert predict.pipeline(tiny, large, 2, 4.0) == predict.pipeline(tiny, large, 2)
 
 
 def test_winner_and_regret() -> None:
