@@ -278,7 +278,7 @@ REFUSED = {
     "unknown policy": (["osc", "--policy", "strate"], ["unknown policy", "did you mean 'strata'?"]),
     "unknown machine": (["osc", "--policy", "lru", "--machine", "h300"], ["unknown machine", "h100", "this"]),
     "unknown model": (["osc", "--policy", "lru", "--model", "llama"], ["unknown model", "llama-3-8b"]),
-    "unknown param": (["osc", "--policy", "lru", "--param", "bugdet=1"], ["unknown parameter", "did you mean 'budget'"]),
+    "unknown param": (["osc", "--policy", "lru", "--param", "bugdet=1"], ["unknown parameter", "'budget'"]),
     "param of none": (["osc", "--policy", "lru", "--param", "neo.page=1"], ["parameter of another policy"]),
     "no param": (["osc", "--policy", "lru", "--param", "budget"], ["not NAME=VALUE"]),
     "param value": (["osc", "--policy", "lru", "--param", "budget=x"], ["not a number"]),
