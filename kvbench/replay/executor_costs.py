@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 REQUESTS = (1, 4, 16, 48)
 ROUNDS = 4  # of every layer; the least counts: whatever else runs can only add to it
 PAGES = 64  # of keys and of values in the copy that is measured
+BESIDE_S = 0.02  # of near work beside attention, a turn
 PHASES = 40  # whose hand-overs are measured
 
 
@@ -49,10 +50,12 @@ class PairCosts:
     copy: float
     launch: float
 
-    def costs(self, machine: Machine, shape: LayerShape, near: NearCosts | None = None) -> Costs:
+    def costs(
+        self, machine: Machine, shape: LayerShape, near: NearCosts | None = None, contention: Contention | None = None
+    ) -> Costs:
         """Return costs whose near side is that of ``machine``, or as measured (``near``); all else is as measured.
 
-        Nothing is known of how they disturb each other: no contention.
+        ``contention``: how both sides disturb each other; a near side that is only paced disturbs nothing.
         """
         basis = "modelled" if near is None else "measured"
         if near is None:
@@ -78,7 +81,7 @@ class PairCosts:
             why="measured right before, on the pair", link_in=self.copy, link_out=self.copy, sm_copy=self.copy,
             launch=self.launch, link_duplex=1.0,
         )  # fmt: skip
-        return Costs(measured, shape, contention=Contention(), tables=tables)
+        return Costs(measured, shape, contention=contention or Contention(), tables=tables)
 
 
 def line(name: str, at: Callable[[int], float], most: int) -> Line:
@@ -102,6 +105,40 @@ def measure_near(near: BlasNear) -> NearCosts:
     linr, pref = near.lines(clock)
     one, many = (near.seconds(Part(heads=(rows,)), clock) for rows in (1, near.most))
     return NearCosts(linr, pref, one, many, near.most)
+
+
+def measure_beside(memory: PairMemory, attention: DecodeAttention, near: BlasNear) -> Contention:
+    """Measure how a real near side and CPU attention slow each other: each one without an end beside the other, over
+    what it takes alone. The memory is cleared.
+
+    Both sides share a memory bus, and on many machines caches and clock: on one without spare bandwidth a replay that
+    leaves this out is as much too fast.
+    """
+    clear(memory)
+    clock = Clock()
+    decodes = batch(memory, 1, memory.shape.page_tokens * memory.blocks)
+    table = memory.tables(decodes)
+    steps = [memory.step(attention, 0, layer, *table) for layer in range(memory.layers)]
+    for step in steps:
+        step.run()
+    alone = min(sum(step.run() for step in steps) / len(steps) for _ in range(ROUNDS))
+    many = max(1, round(BESIDE_S / near.seconds(Part(linear=(near.most,)), clock)))
+    part = Part(linear=(near.most,) * many)
+    slowed, attended = [], []
+    for turn in range(ROUNDS):
+        begin = clock.now()
+        near.begin(part, turn % near.layers)
+        taken: list[float] = []
+        while near.busy:
+            taken.append(steps[len(taken) % len(steps)].run())
+        slowed.append((clock.now() - begin) * 1e-9 - 0.5 * taken[-1])  # it ended somewhere in the last step
+        near.wait()
+        attended += taken[:-1] or taken
+    factors = {"near_cpu": median(slowed) / near.seconds(part, clock), "cpu_near": median(attended) / alone}
+    return Contention(
+        **{name: max(1.0, factor) for name, factor in factors.items()},
+        sources=dict.fromkeys(factors, "measured right before, each beside the other"),
+    )
 
 
 def clear(memory: PairMemory) -> None:

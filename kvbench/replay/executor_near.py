@@ -85,6 +85,11 @@ class BlasNear:
         """Let the thread do the near work of ``part`` in ``layer``; one at a time."""
         self._work.put((part, layer))
 
+    @property
+    def busy(self) -> bool:
+        """Whether the work begun last is still being done."""
+        return self._done.empty()
+
     def wait(self) -> None:
         """Return once the work begun last is done. Raises what it raised, KvbenchError after a minute."""
         try:

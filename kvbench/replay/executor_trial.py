@@ -7,9 +7,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from kvbench.errors import UsageError
+from kvbench.replay.contention import Contention
 from kvbench.replay.engine import Outcome, replay
 from kvbench.replay.executor import Executor, Mover
-from kvbench.replay.executor_costs import NearCosts, PairCosts, measure_near, measure_pair
+from kvbench.replay.executor_costs import NearCosts, PairCosts, measure_beside, measure_near, measure_pair
 from kvbench.replay.executor_course import Taker
 from kvbench.replay.executor_near import HOST_LAYER, BlasNear
 from kvbench.replay.executor_pair import PairMemory
@@ -96,9 +97,10 @@ class Trial:
             Request(i, at, into, out) for i, at, into, out in zip(range(self.requests), times, *sizes, strict=False)
         ]
 
-    def costs(self, measured: PairCosts, near: NearCosts | None = None) -> Costs:
+    def costs(self, measured: PairCosts, near: NearCosts | None = None, contention: Contention | None = None) -> Costs:
         """Return what the simulation charges: the near side's preset rates, or as measured; all else as measured."""
-        return measured.costs(preset("a10g" if self.machine == BLAS else self.machine), self.layer_shape(), near)
+        machine = preset("a10g" if self.machine == BLAS else self.machine)
+        return measured.costs(machine, self.layer_shape(), near, contention)
 
     def simulate(self, priced: Costs) -> tuple[Outcome, Taker]:
         """Return the replay and its course."""
@@ -135,6 +137,11 @@ def open_pair(
 ) -> Pair:  # fmt: skip
     """Measure the pair, replay ``trial`` with what was measured, and make everything its execution needs."""
     measured = measure_pair(memory, attention, mover)
-    priced = trial.costs(measured, None if near is None else measure_near(near))
+    if near is None:
+        priced = trial.costs(measured)
+    else:
+        found = measure_near(near)
+        priced = trial.costs(measured, found, measure_beside(memory, attention, near))
+        memory.fill()
     outcome, taker = trial.simulate(priced)
     return Pair(Executor(taker.turns, memory, attention, mover, near), outcome, measured, tuple(priced.notes))

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from statistics import fmean
 
 from kvbench.locks import acquire, machine_resources
 from kvbench.memory.host import host_buffer
@@ -33,11 +32,11 @@ LEAST = 5
 
 
 def figures(rounds: int = ROUNDS, ratios: Sequence[int] = RATIOS, tokens: int = TOKENS) -> Iterator[Figure]:
-    """Yield pass time and stall of each load:new ratio, predicted over measured, means over ``rounds`` quiet samples.
+    """Yield pass time and stall of each load:new ratio, predicted over measured, over ``rounds`` quiet samples.
 
-    Means, not medians: near the balance of both sides a pass either stalls at nearly every layer or at none, and the
-    median of such a stall jumps between the two. Ratios are taken in turns, so that all of them and the rates behind
-    each come from the same moments.
+    Interquartile means: near the balance of both sides a pass either stalls at nearly every layer or at none, and a
+    median jumps between the two; a mean follows the one sample in which another guest held the bus. Ratios are taken
+    in turns, so that all of them and the rates behind each come from the same moments.
     """
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
@@ -86,8 +85,8 @@ def figures_of(ratio: int, taken: Sequence[Taken]) -> Iterator[Figure]:
             yield Figure(GROUP, title, "ratio", None, LOW, HIGH, verdict, f"{len(taken)} undisturbed samples")
         return
     rates = typical(list(taken))
-    total, stall = (fmean(getattr(t.forecast, part) for t in taken) for part in ("total", "stall"))
-    taken_total, taken_stall = (fmean(getattr(t, part) for t in taken) for part in ("total", "stall"))
+    total, stall = (middle([getattr(t.forecast, part) for t in taken]) for part in ("total", "stall"))
+    taken_total, taken_stall = (middle([getattr(t, part) for t in taken]) for part in ("total", "stall"))
     swing = sensitivity(rates, stall)
     detail: dict[str, Scalar] = {
         "predicted": stall, "measured": taken_stall, "stall_share": taken_stall / taken_total, "load": rates.load,
@@ -110,6 +109,13 @@ def figures_of(ratio: int, taken: Sequence[Taken]) -> Iterator[Figure]:
     value = stall / taken_stall
     verdict = judge(value, low, high, disturbed=False)
     yield Figure(GROUP, names[1], "ratio", value, low, high, verdict, note, detail=detail)
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half of ``values``."""
+    from scipy.stats import trim_mean
+
+    return float(trim_mean(values, 0.25))
 
 
 def name(what: str, ratio: int) -> str:

@@ -130,6 +130,12 @@ def test_contention_makes_work_longer_only_while_the_other_one_runs() -> None:
     assert slow.disturbed(Phase(link_in=4.0, link_out=2.0)) == (0.0, 0.0, 4.5, 2.5, 0.0)
     assert Contention().none
     assert not slow.none
+    # two cores of one host: 2 s of near work end after 4, in which the CPU does 4 / 1.25 of its 5 s
+    cores = Contention(near_cpu=2.0, cpu_near=1.25)
+    assert cores.disturbed(Phase(compute=2.0, hbm=1.0, cpu=5.0)) == pytest.approx((4.0, 2.0, 0.0, 0.0, 5.8))
+    assert cores.disturbed(Phase(compute=1.0, hbm=4.0, cpu=1.0)) == pytest.approx((1.15625, 4.625, 0.0, 0.0, 1.25))
+    assert cores.disturbed(Phase(compute=2.0, link_in=1.0)) == (2.0, 0.0, 1.0, 0.0, 0.0)
+    assert not cores.none
     with pytest.raises(UsageError, match="hbm_link"):
         Contention(hbm_link=0.9)
     policy = OneByOne(phases=(Phase(compute=1.0, link_in=4.0),))

@@ -17,7 +17,7 @@ from kvbench.memory.host import host_buffer
 from kvbench.replay.costs import costs
 from kvbench.replay.engine import replay
 from kvbench.replay.executor import Executor, Mover
-from kvbench.replay.executor_costs import PairCosts, measure_pair
+from kvbench.replay.executor_costs import PairCosts, measure_beside, measure_pair
 from kvbench.replay.executor_course import Taker, Turn, place
 from kvbench.replay.executor_pair import PairMemory
 from kvbench.replay.executor_trial import BLAS, Trial, open_pair
@@ -226,7 +226,15 @@ def test_a_real_near_side_is_measured_and_carried_out(rig: Rig) -> None:
         blas_threads(1), near, host_buffer(trial.nbytes(), "4k", kind=None) as buffer,
         Team([min(os.sched_getaffinity(0))]) as team,
     ):  # fmt: skip
-        made = open_pair(trial, trial.memory(buffer.address), DecodeAttention(shape, team), rig.mover, near)
+        memory, attention = trial.memory(buffer.address), DecodeAttention(shape, team)
+        made = open_pair(trial, memory, attention, rig.mover, near)
+        beside = measure_beside(memory, attention, near)
+        memory.fill()
+        assert set(beside.sources) == {"near_cpu", "cpu_near"}
+        assert beside.near_cpu >= 1.0
+        assert beside.cpu_near >= 1.0
+        priced = trial.costs(made.measured, None, beside)
+        assert priced.contention is beside
         done: list[Part] = []
         inner = near._do
 

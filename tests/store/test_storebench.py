@@ -24,14 +24,16 @@ def storebench(*words: str) -> subprocess.CompletedProcess[str]:
 def test_it_fills_asks_and_leaves_nothing() -> None:
     with tempfile.TemporaryDirectory() as folder:  # not below pytest's own, which is closed to the server's user
         os.chmod(folder, 0o711)
-        done = storebench("--rows", "20000", "--repeats", "2", "--folder", folder)
+        done = storebench("--rows", "20000", "--repeats", "1", "--folder", folder)
         assert os.listdir(folder) == []
     assert done.returncode in (0, 3), done.stderr  # no time is asserted
     lines = done.stdout.splitlines()
-    assert len(lines) == 13
-    for kind, block in (("sqlite", lines[:6]), ("postgresql", lines[6:12])):
+    assert len(lines) == 17
+    for kind, block in (("sqlite", lines[:8]), ("postgresql", lines[8:16])):
         assert re.match(rf"{kind} [\d.]+: 20000 rows \(40 runs of 500 cases, 20 hosts\), built in", block[0])
         rows = {line[:33].strip(): int(line[33:40]) for line in block[2:]}
+        assert rows.pop("kvbench compare, whole command") > 20  # lines it printed
+        assert rows.pop("kvbench --version") == 1
         assert rows == {
             "latest against latest~1": 500, "two runs at random": 500, "resolve latest and latest~1": 2,
             "history of one case": 2,
