@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from kvbench.contract.result import Bytes, Ceiling, Result
 from kvbench.report.chart import curves
 from kvbench.report.summary import MEANING, footer
 from kvbench.report.table import axes_text, ceiling_text, results_table
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(nbytes: int | str, value: float | None, **changes: Any) -> Result:
@@ -110,3 +114,13 @@ def test_the_footer_explains_every_flag_there_is() -> None:
     text = footer([row(4096, 1e9, flags=("in_llc", "bimodal")), row(8192, None)], [])
     assert "1 ok, 1 skipped" in text
     assert f"1 x in_llc: {MEANING['in_llc']}" in text
+
+
+def test_every_flag_a_row_may_carry_is_explained() -> None:
+    found: dict[str, str] = {}
+    for folder in ("kvbench", "suites"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for word in re.findall(r'\.flag\("([a-z_0-9]+)"', path.read_text(encoding="utf-8")):
+                found.setdefault(word, path.name)
+    assert len(found) > 10
+    assert {word: name for word, name in found.items() if word not in MEANING} == {}
