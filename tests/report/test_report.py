@@ -120,7 +120,7 @@ def test_every_flag_a_row_may_carry_is_explained() -> None:
     found: dict[str, str] = {}
     for folder in ("kvbench", "suites"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for word in re.findall(r'\.flag\("([a-z_0-9]+)"', path.read_text(encoding="utf-8")):
+            for word in re.findall(r'measure\.flag\("([a-z_0-9]+)"', path.read_text(encoding="utf-8")):
                 found.setdefault(word, path.name)
     assert len(found) > 10
     assert {word: name for word, name in found.items() if word not in MEANING} == {}
