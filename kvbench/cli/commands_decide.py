@@ -32,7 +32,7 @@ def compare(
             help="Run or group UUID (prefix), label, bundle file, latest, latest~N; A is the base.",
         ),
     ],
-    everything: Annotated[bool, typer.Option("--all", help="Print every row, not only those that moved most.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every row, and curves on one hardware too.")] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -41,7 +41,6 @@ def compare(
     Exit code 0 when something was compared, 3 when nothing matched; never 1: a verdict that fails a build is `gate`.
     """
     from kvbench.analysis.compare import compare as hold
-    from kvbench.analysis.shapes import shapes
     from kvbench.report.verdicts import comparison_text
 
     if len(selectors) < 2:
@@ -49,7 +48,7 @@ def compare(
     sides = [side(selector, db) for selector in selectors]
     check_distinct(sides)
     found = hold(sides)
-    curves = [(other.index, shapes(sides[0], sides[other.index])) for other in found.against]
+    curves = curves_between(sides, [other.index for other in found.against], everything=everything)
     code = EXIT_OK if found.matched else EXIT_NO_DATA
     if json:
         emit_json(verdicts_document(found, curves, code))
@@ -58,6 +57,26 @@ def compare(
         if code:
             say("kvbench: nothing to compare: no case has a value on both sides")
     raise typer.Exit(code)
+
+
+def curves_between(
+    sides: Sequence[Side], others: Sequence[int], *, everything: bool
+) -> list[tuple[int, Sequence[Shape]]]:  # fmt: skip
+    """Return the shapes of the curves of the first side and each of ``others`` that is other hardware, or of all.
+
+    They are what travels across machines. On one kind of hardware the rows themselves compare, and fitting every curve
+    would be a third of the command.
+    """
+    asked = [index for index in others if everything or _hardware(sides[index]) != _hardware(sides[0])]
+    if not asked:
+        return []
+    from kvbench.analysis.shapes import shapes
+
+    return [(index, shapes(sides[0], sides[index])) for index in asked]
+
+
+def _hardware(one: Side) -> str:
+    return one.runs[0].info.hw_class
 
 
 def side(selector: str, db: str | None) -> Side:
