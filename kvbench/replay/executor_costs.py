@@ -90,11 +90,14 @@ def line(name: str, at: Callable[[int], float], most: int) -> Line:
     return Line(name, tuple(points), tuple(at(n) for n in points))
 
 
-def measure_pair(memory: PairMemory, attention: DecodeAttention, mover: Mover) -> PairCosts:
-    """Measure the costs of a pair with nothing beside them; the memory is filled anew afterwards."""
+def measure_pair(
+    memory: PairMemory, attention: DecodeAttention, mover: Mover, near: BlasNear | None = None
+) -> PairCosts:  # fmt: skip
+    """Measure the costs of a pair with nothing beside them but, for ``launch``, a ``near`` side that is real; the
+    memory is filled anew afterwards."""
     memory.fill()
     clear(memory)
-    found = PairCosts(_cdec(memory, attention), _copy(memory, mover), _launch(memory, attention))
+    found = PairCosts(_cdec(memory, attention), _copy(memory, mover), _launch(memory, attention, near))
     memory.fill()
     return found
 
@@ -195,9 +198,11 @@ def _copy(memory: PairMemory, mover: Mover) -> float:
     return median(rates)
 
 
-def _launch(memory: PairMemory, attention: DecodeAttention) -> float:
-    """Return what a phase takes beyond its attention and the copy of a token's q, k, v and o before it."""
-    clock = Clock()
+def _launch(memory: PairMemory, attention: DecodeAttention, near: BlasNear | None = None) -> float:
+    """Return what a phase takes beyond its attention and the copy of a token's q, k, v and o before it; with a real
+    near side beyond the longer of that and the near work, so that two threads which start and meet are in it."""
+    clock, part = Clock(), Part(linear=(1,))
+    alone = 0.0 if near is None else near.seconds(part, clock)
     decodes = batch(memory, 1, memory.shape.page_tokens * min(64, memory.blocks))
     step = memory.step(attention, 0, 0, *memory.tables(decodes))
     copy = memory.copy(memory.shipped(0, 1), attention.team)
@@ -205,6 +210,10 @@ def _launch(memory: PairMemory, attention: DecodeAttention) -> float:
     beyond: list[float] = []
     for _ in range(PHASES):
         begin = clock.now()
+        if near is not None:
+            near.begin(part, 0)
         seconds = copy.run() + step.run()
-        beyond.append((clock.now() - begin) * 1e-9 - seconds)
+        if near is not None:
+            near.wait()
+        beyond.append((clock.now() - begin) * 1e-9 - max(seconds, alone))
     return max(1e-9, median(beyond))

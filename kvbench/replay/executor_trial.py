@@ -136,7 +136,7 @@ def open_pair(
     trial: Trial, memory: PairMemory, attention: DecodeAttention, mover: Mover, near: BlasNear | None = None
 ) -> Pair:  # fmt: skip
     """Measure the pair, replay ``trial`` with what was measured, and make everything its execution needs."""
-    measured = measure_pair(memory, attention, mover)
+    measured = measure_pair(memory, attention, mover, near)
     if near is None:
         priced = trial.costs(measured)
     else:

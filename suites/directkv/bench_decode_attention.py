@@ -47,7 +47,7 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
     kv_heads=axis.integer(smoke=["8"], quick=["8"], full=["1", "2", "4", "8"], high=128),
     group=axis.integer(smoke=["4"], quick=["4"], full=["4", "8"], high=16),
     batch=axis.integer(smoke=["1"], quick=["1"], full=["1", "16"], high=4096),
-    context=axis.integer(smoke=["4096"], quick=["8192"], full="1024..65536", high=1 << 20),
+    context=axis.integer(smoke=["4096"], quick=["4096"], full="1024..65536", high=1 << 20),
 )  # fmt: skip
 def decode_attention(case: Case, measure: Measure) -> None:
     """Unique KV bytes per second of one decode step a layer over far KV, bf16, head_dim 128, pages of 16 tokens.

@@ -95,7 +95,7 @@ def setup_seconds(axes: Mapping[str, Value]) -> float:
     extra_metrics=["link_ratio", "near_buffer", "predicted_time", "error", "vendor_share"],
     seconds={"smoke": 1.0, "quick": 3.0, "full": 30.0},
     device=DEVICE, pair=PAIR, compute=COMPUTE,
-    n=axis.integer(smoke=["1024"], quick=["2048"], full=["1000", "1024", "2048", "4096", "8192", "10240"], high=SIZE),
+    n=axis.integer(smoke=["1024"], quick=["1024"], full=["1000", "1024", "2048", "4096", "8192", "10240"], high=SIZE),
     m=M, k=K,
     tile=axis.choice(*HOST_TILES, smoke=["128"], quick=["128", "panel"]),
     method=axis.choice("resident", "swap", "naive", "cpu_aware", "cpu_aware_pipelined"),

@@ -59,7 +59,7 @@ def setup_seconds(axes: Mapping[str, Value]) -> float:
     tile=axis.integer(smoke=["128"], quick=["128"], full=["128"], high=1 << 16),
     method=axis.choice(
         "resident", "swap", "naive", "cpu_aware", "cpu_aware_pipelined", smoke=["cpu_aware"],
-        quick=["resident", "swap", "cpu_aware"],
+        quick=["resident", "cpu_aware"],
     ),
     share=axis.integer(smoke=["50"], quick=["50"], full=["25", "50", "75"], high=100),
 )  # fmt: skip

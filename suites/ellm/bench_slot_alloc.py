@@ -29,7 +29,7 @@ READ = 512 << 10  # bytes of each running sequence that a decode step reads
         smoke=["2MiB"], quick=["64KiB", "2MiB"], full=["64KiB", "2MiB", "20MiB"], low="4KiB", high="1GiB"
     ),
     sequences=axis.integer(smoke=["4"], quick=["8"], full=["8", "32"], high=1024),
-    steps=axis.integer(smoke=["64"], quick=["256"], full=["256"], high=65536),
+    steps=axis.integer(smoke=["64"], quick=["128"], full=["256"], high=65536),
 )  # fmt: skip
 def slot_alloc(case: Case, measure: Measure) -> None:
     """Seconds a caller waits per allocation in a mixed stream of prompts, activations and growing sequences.

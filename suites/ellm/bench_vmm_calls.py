@@ -33,7 +33,7 @@ def meaningful(axes: Mapping[str, Value]) -> bool:
     count=axis.integer(smoke=["16"], quick=["32"], full=["64"], low=1, high=1 << 15),
     order=axis.choice("contiguous", "scattered"),
     pages=axis.choice("4k", "thp", "huge", smoke=["4k"], quick=["4k"], full=["4k", "thp"]),
-    threads=axis.threads(smoke=["1"], quick=["1", "all"], full=["1", "all"]),
+    threads=axis.threads(smoke=["1"], quick=["1"], full=["1", "all"]),
 )  # fmt: skip
 def vmm_calls(case: Case, measure: Measure) -> None:
     """Seconds of one call on chunks of a size, made from compiled code; call_p99 the slowest of a hundred of them.
