@@ -16,7 +16,6 @@ from kvbench.kernels.intrinsics import (
     atomic_load,
     atomic_store,
     barrier,
-    call_clock,
     drain,
     line_add,
     line_fma32,
@@ -30,7 +29,7 @@ from kvbench.kernels.intrinsics import (
     word_store,
 )
 from kvbench.kernels.jit import kernel, numba, part
-from kvbench.kernels.sync import CLOCK, CLOCK_ID, enter, leave, wait_for
+from kvbench.kernels.sync import enter, leave, stamp, wait_for
 
 CHUNK = 4096  # bytes read between two turns of arithmetic
 CHAINS = 6  # of sixteen floats; chain k starts at k and each step adds one
@@ -50,16 +49,6 @@ PLAN_WORDS = 28
 SPEC_LINES = 4  # of SPECS: a timespec each for the computing and the loading thread, then how many layers each has done
 float32 = numba.float32
 uint64 = numba.uint64
-
-
-@part
-def stamp(ctl: int, spec: int) -> int:
-    """Return nanoseconds of the clock of the team; ``spec`` is a timespec that no other thread uses."""
-    barrier()
-    call_clock(word_load(ctl + CLOCK), word_load(ctl + CLOCK_ID), spec)
-    barrier()
-    now: int = word_load(spec) * 1_000_000_000 + word_load(spec + 8)
-    return now
 
 
 @part

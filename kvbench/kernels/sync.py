@@ -34,6 +34,16 @@ def clock_ns(ctl: int) -> int:
 
 
 @part
+def stamp(ctl: int, spec: int) -> int:
+    """Return nanoseconds of the clock of the team; ``spec`` is a timespec that no other thread uses."""
+    barrier()
+    call_clock(word_load(ctl + CLOCK), word_load(ctl + CLOCK_ID), spec)
+    barrier()
+    now: int = word_load(spec) * 1_000_000_000 + word_load(spec + 8)
+    return now
+
+
+@part
 def wait_for(ctl: int, word: int, target: int) -> bool:
     """Spin until the word at byte offset ``word`` reaches ``target``; False when the run was aborted."""
     spins = 0

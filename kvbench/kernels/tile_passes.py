@@ -19,8 +19,6 @@ from kvbench.kernels import emit, libc
 from kvbench.kernels.intrinsics import (
     atomic_load,
     atomic_store,
-    barrier,
-    call_clock,
     call_yield,
     pause,
     word_load,
@@ -28,7 +26,7 @@ from kvbench.kernels.intrinsics import (
 )
 from kvbench.kernels.io_calls import call_io, errno_at
 from kvbench.kernels.jit import kernel, part
-from kvbench.kernels.sync import ABORT, CLOCK, CLOCK_ID, OUTPUT, YIELD, enter, leave
+from kvbench.kernels.sync import ABORT, OUTPUT, YIELD, enter, leave, stamp
 from kvbench.kernels.team import Team
 
 from numba.core import types  # isort: skip  jit.py has to be first
@@ -60,15 +58,6 @@ def _emit_gemm(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def call_gemm(typingctx: Any, row: Any) -> Any:
     """Call BLAS's gemm as the product row at address ``row`` says."""
     return _INT(_INT), _emit_gemm
-
-
-@part
-def stamp(ctl: int, spec: int) -> int:
-    barrier()
-    call_clock(word_load(ctl + CLOCK), word_load(ctl + CLOCK_ID), spec)
-    barrier()
-    now: int = word_load(spec) * 1_000_000_000 + word_load(spec + 8)
-    return now
 
 
 @part

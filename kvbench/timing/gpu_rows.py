@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from kvbench.contract.result import Better, Bytes, Ceiling, Status
@@ -23,6 +23,19 @@ class Resolved(Protocol):
     def require_resolved(self) -> None: ...
 
 
+class Timed(Resolved, Protocol):
+    """Such a run, which does its work ``reps`` times."""
+
+    def __call__(self, reps: int, /) -> object: ...
+
+
+class Proved(Protocol):
+    """Work that can tell whether it was done, and be made to look as if it was not."""
+
+    def check(self) -> object: ...
+    def spoil(self) -> object: ...
+
+
 def resolved(events: Resolved) -> str:
     """Return why the event clock cannot tell what ``events`` measured last, or nothing where it can."""
     try:
@@ -32,6 +45,23 @@ def resolved(events: Resolved) -> str:
     except KvbenchError as error:
         return str(error)
     return ""
+
+
+def proof(measure: Measure, work: Proved, run: Timed, *others: Resolved) -> Callable[[], None]:
+    """Return the verification of a row of ``run``: the case is skipped where the event clock could not tell it, or one
+    of the ``others`` beside it; else ``work`` is checked as the timed passes left it, spoilt, done once and checked
+    again, as what only an earlier pass had done would be no work."""
+
+    def verify() -> None:
+        why = next(filter(None, map(resolved, (run, *others))), "")
+        if why:
+            measure.skip(why)
+        work.check()
+        work.spoil()
+        run(1)
+        work.check()
+
+    return verify
 
 
 def add_sampled(

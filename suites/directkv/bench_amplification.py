@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbench import Case, Measure, axis, bench
+from kvbench.systems.directkv.demands import demands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,9 +40,7 @@ def scratch_bytes(axes: Mapping[str, Value]) -> int:
     return needed.scratch if walks(needed.gemm) else 0
 
 
-def setup_seconds(axes: Mapping[str, Value]) -> float:
-    """Return the seconds of writing B, and of many loads."""
-    return 0.0 if axes["device"] == "gpu" else needs(axes).setup
+_, setup_seconds = demands(needs)
 
 
 @bench(

@@ -156,7 +156,7 @@ def on_gpu(case: Case, measure: Measure, shape: Shape) -> None:
     from kvbench.measure import Reference
     from kvbench.systems.directkv.gpu_attention import open_far_decode
     from kvbench.timing.gpu_rows import on_gpu as describe_gpu
-    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_rows import proof
     from kvbench.timing.gpu_session import GpuSession
 
     with GpuSession(0) as gpu:
@@ -168,16 +168,8 @@ def on_gpu(case: Case, measure: Measure, shape: Shape) -> None:
         reader = work.reader()
         run, read = gpu.clock.cold(work.submit, work.operations, work.streams), gpu.clock.cold(reader.submit)
 
-        def verify() -> None:
-            why = resolved(run) or resolved(read)
-            if why:
-                measure.skip(why)
-            work.check()
-            work.spoil()
-            run(1)
-            work.check()
-
         name = "HBM read of the same memory" if case.method == "near" else "full-grid SM read of the same far memory"
+        verify = proof(measure, work, run, read)
         row = measure.pair(
             run, Reference(name, read, reader.nbytes, reader.check), unique=work.kv_bytes, demand=work.demand_bytes,
             near=work.near_traffic, rate_of="unique", verify=verify, kernel=work.kernel, transport=work.transport,

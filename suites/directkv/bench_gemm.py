@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbench import Case, Measure, axis, bench
+from kvbench.systems.directkv.demands import demands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,9 +77,7 @@ def needs(axes: Mapping[str, Value]) -> Needs:
     return Needs(problem, (want,), LIMIT, PASSES_LEAST, file)
 
 
-def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch files of a case as they are stored; what cannot run writes none."""
-    return 0 if axes["device"] == "gpu" else needs(axes).scratch
+scratch_bytes, _ = demands(needs)
 
 
 def setup_seconds(axes: Mapping[str, Value]) -> float:

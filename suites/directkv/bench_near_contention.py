@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbench import Case, Measure, axis, bench
+from kvbench.systems.directkv.demands import demands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,14 +37,7 @@ def needs(axes: Mapping[str, Value]) -> Needs:
     return Needs(tiled(n, n, n, str(axes["tile"])), wants, LIMIT, PASSES_LEAST, axes["pair"] == "dram:file")
 
 
-def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch file of a case as it is stored; what cannot run writes none."""
-    return 0 if axes["device"] == "gpu" else needs(axes).scratch
-
-
-def setup_seconds(axes: Mapping[str, Value]) -> float:
-    """Return the seconds of writing B, and of many loads."""
-    return 0.0 if axes["device"] == "gpu" else needs(axes).setup
+scratch_bytes, setup_seconds = demands(needs)
 
 
 @bench(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbench import Case, Measure, axis, bench
+from kvbench.systems.directkv.demands import demands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,14 +35,7 @@ def needs(axes: Mapping[str, Value]) -> Needs:
     return Needs(problem, wants, LIMIT, PASSES_LEAST, axes["pair"] == "dram:file")
 
 
-def scratch_bytes(axes: Mapping[str, Value]) -> int:
-    """Return the bytes of the scratch files of a case as they are stored; what cannot run writes none."""
-    return 0 if axes["device"] == "gpu" else needs(axes).scratch
-
-
-def setup_seconds(axes: Mapping[str, Value]) -> float:
-    """Return the seconds of writing B, and of many loads."""
-    return 0.0 if axes["device"] == "gpu" else needs(axes).setup
+scratch_bytes, setup_seconds = demands(needs)
 
 
 @bench(
@@ -145,7 +139,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
     from kvbench.systems.directkv.gpu_ceilings import link_of, reader
     from kvbench.systems.directkv.gpu_gemm import Asked, GpuGemm
     from kvbench.timing.gpu_rows import on_gpu as describe_gpu
-    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_rows import proof
     from kvbench.timing.gpu_session import GpuSession
 
     with GpuSession() as gpu:
@@ -165,14 +159,6 @@ def on_gpu(case: Case, measure: Measure) -> None:
         )  # fmt: skip
         read = gpu.clock.cold(lane.mover.submit, lane.mover.operations)
 
-        def verify() -> None:
-            why = resolved(run)
-            if why:
-                measure.skip(why)
-            work.spoil()
-            run(1)
-            work.check()
-
         def verify_read() -> None:
             lane.spoil()
             read(1)
@@ -180,7 +166,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
 
         top = Reference("link bytes read in place", read, lane.mover.link_bytes / moved.link, verify_read)
         row = measure.pair(
-            run, top, verify=verify, kernel=work.kernel, transport="direct", unique=moved.unique,
+            run, top, verify=proof(measure, work, run), kernel=work.kernel, transport="direct", unique=moved.unique,
             demand=moved.demand, near=moved.near,
         )  # fmt: skip
         if row.value is None:

@@ -21,7 +21,7 @@ def device_bandwidth(case: Case, measure: Measure) -> None:
     L2 the driver reports before each pass; rows whose arrays the L2 serves in part carry the flag in_l2.
     """
     from kvbench.memory.cuda.movers import MemoryWork
-    from kvbench.timing.gpu_rows import on_gpu, resolved
+    from kvbench.timing.gpu_rows import on_gpu, proof
     from kvbench.timing.gpu_session import GpuSession
 
     with GpuSession(case.device) as gpu:
@@ -34,15 +34,7 @@ def device_bandwidth(case: Case, measure: Measure) -> None:
             measure.flag("in_l2")
         run = (gpu.clock.cold if case.cache == "cold" else gpu.clock.hot)(work.submit)
 
-        def verify() -> None:
-            why = resolved(run)
-            if why:
-                measure.skip(why)
-            work.check()
-            work.spoil()
-            run(1)
-            work.check()
-
+        verify = proof(measure, work, run)
         row = measure(
             run, near=work.moved, unique=work.moved, rate_of="near", verify=verify, kernel=work.kernel,
             ceilings=[] if cached else [gpu.memory_ceiling()],

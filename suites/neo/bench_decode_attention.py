@@ -112,7 +112,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
     from kvbench.attention.shapes import Shape
     from kvbench.measure import Reference
     from kvbench.timing.gpu_rows import on_gpu as describe
-    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_rows import proof
     from kvbench.timing.gpu_session import GpuSession
 
     shape = Shape(case.dtype, case.group * case.kv_heads, case.kv_heads, case.head_dim, case.page_tokens)
@@ -131,15 +131,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
         measure.note("working_set", reader.nbytes)
         run, read = gpu.clock.cold(work.submit, work.operations), gpu.clock.cold(reader.submit)
 
-        def verify() -> None:
-            why = resolved(run) or resolved(read)
-            if why:
-                measure.skip(why)
-            work.check()
-            work.spoil()
-            run(1)
-            work.check()
-
+        verify = proof(measure, work, run, read)
         row = measure.pair(
             run, Reference("HBM read of the same memory", read, reader.nbytes, reader.check), near=work.kv_bytes,
             unique=work.kv_bytes, rate_of="unique", verify=verify, kernel=work.kernel, transport="direct",

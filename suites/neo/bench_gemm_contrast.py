@@ -181,7 +181,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
     from kvbench.model.layers import shape as shape_of
     from kvbench.systems.strata.overlap_victim import Gemm
     from kvbench.timing.gpu_rows import on_gpu as describe
-    from kvbench.timing.gpu_rows import resolved
+    from kvbench.timing.gpu_rows import proof
     from kvbench.timing.gpu_session import GpuSession
     from kvbench.timing.sampler import sample, sample_turns
 
@@ -191,16 +191,7 @@ def on_gpu(case: Case, measure: Measure) -> None:
         product = Gemm(gpu.enter(Cublas()), gpu.service, gpu.enter, seed, (of.ffn, case.tokens, of.hidden))
         multiply = gpu.clock.cold(product.submit, 1)
 
-        def verify() -> None:
-            why = resolved(multiply)
-            if why:
-                measure.skip(why)
-            product.check()
-            product.spoil()
-            multiply(1)
-            product.check()
-
-        row = measure(multiply, ops=product.flops, verify=verify, kernel=product.kernel)
+        row = measure(multiply, ops=product.flops, verify=proof(measure, product, multiply), kernel=product.kernel)
         if row.value is None:
             return
         shape = Shape("bf16", of.heads, of.kv_heads, of.head_dim, PAGE)

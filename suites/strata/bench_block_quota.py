@@ -48,7 +48,7 @@ def block_quota(case: Case, measure: Measure) -> None:
     multiprocessor, then host memory read (evict: written) in order by as many. `plateau` takes all quotas in turns and
     measures the smallest that reaches 95 % of the best; `plateau_blocks` and the rate of each are in the detail.
     """
-    from kvbench.timing.gpu_rows import on_gpu, resolved
+    from kvbench.timing.gpu_rows import on_gpu, proof
     from kvbench.timing.gpu_session import GpuSession
 
     with GpuSession(case.device) as gpu:
@@ -57,19 +57,11 @@ def block_quota(case: Case, measure: Measure) -> None:
         mover = plateau(measure, gpu, quotas) if case.blocks == PLATEAU else quotas[int(case.blocks)]
         run = gpu.clock.cold(mover.submit, mover.operations)
 
-        def verify() -> None:
-            why = resolved(run)
-            if why:
-                measure.skip(why)
-            lane.check()
-            lane.spoil()  # and once more: what only the first pass had moved would be no transfer
-            run(1)
-            lane.check()
-
         measure.note("grid", mover.grid)
         measure.note("fragment_bytes", case.item)
         measure.note("in_flight_per_block", mover.in_flight)
         beside = [full_grid(gpu, quotas[0], lane), in_place(case, measure, gpu)]
+        verify = proof(measure, lane, run)
         row = measure.pair(
             run, beside, link=mover.link_bytes, unique=mover.link_bytes, verify=verify, kernel=mover.kernel,
             transport="sm", ceilings=[gpu.link_ceiling(1)],

@@ -108,16 +108,20 @@ class Rig:
     drivers: list[Driver]
 
     def case(self, name: str, **axes: Value) -> list[Result]:
-        """Run one case of ladder/``name`` at its first smoke values but for ``axes``, as the worker does."""
-        bench = find(name)
+        """Run one case of ladder/``name``; see :meth:`of`."""
+        return self.of("ladder", name, **axes)
+
+    def of(self, suite: str, name: str, /, **axes: Value) -> list[Result]:
+        """Run one case of ``suite``/``name`` at its first smoke values but for ``axes``, as the worker does."""
+        bench = find(name, suite)
         values = {axis: declared.smoke[0] for axis, declared in bench.axes.items()} | axes
         assert bench.where is None or bench.where(values), f"no such case: {values}"
         return measure_case(bench, values, self.context)
 
 
 @cache
-def find(name: str) -> Bench:
-    return load_suites().find("ladder", name)
+def find(name: str, suite: str = "ladder") -> Bench:
+    return load_suites().find(suite, name)
 
 
 @contextmanager

@@ -55,11 +55,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
 
 
 def case(gpu: Rig, **axes: Value) -> list[Result]:
-    bench = load_suites().find("directkv", "near_contention")
     first: dict[str, Value] = {"device": "gpu", "pair": "hbm:pinned", "n": 132, "tile": 64}
-    values = {axis: declared.smoke[0] for axis, declared in bench.axes.items()} | first | axes
-    assert bench.where is None or bench.where(values), f"no such case: {values}"
-    return measure_case(bench, values, gpu.context)
+    return gpu.of("directkv", "near_contention", **(first | axes))
 
 
 METHODS = ("resident", "swap", "naive", "cpu_aware", "cpu_aware_pipelined")

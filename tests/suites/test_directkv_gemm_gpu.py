@@ -38,10 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rig]:
 
 def case(gpu: Rig, name: str, **axes: Value) -> list[Result]:
     bench = load_suites().find("directkv", name)
-    values = {axis: declared.smoke[0] for axis, declared in bench.axes.items()}
-    values |= {axis: value for axis, value in (GPU | axes).items() if axis in bench.axes}
-    assert bench.where is None or bench.where(values), f"no such case: {values}"
-    return measure_case(bench, values, gpu.context)
+    return gpu.of("directkv", name, **{axis: value for axis, value in (GPU | axes).items() if axis in bench.axes})
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 from kvbench.context import Context
 from kvbench.contract.axis import Value
 from kvbench.contract.discover import load_suites
-from kvbench.contract.result import HAS_VALUE, Result
+from kvbench.contract.result import Result
 from kvbench.machine import link_profiler
 from kvbench.systems.directkv import gpu_once
 from kvbench.systems.directkv.gpu_gemm import Asked
 from kvbench.worker import measure_case
-from tests.suites.gpu_rig import Rig, refused, rig, short_context
+from tests.suites.gpu_rig import Rig, good, refused, rig, short_context
 from tests.systems.directkv.gemm_rig import told
 
 
@@ -36,18 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, context: Context) -> Iterator[Rig]:
 
 
 def case(gpu: Rig, name: str, **axes: Value) -> list[Result]:
-    """Run one case at its first smoke values but for ``axes``."""
-    bench = load_suites().find("directkv", name)
-    values = {axis: declared.smoke[0] for axis, declared in bench.axes.items()} | axes
-    assert bench.where is None or bench.where(values), f"no such case: {values}"
-    return measure_case(bench, values, gpu.context)
-
-
-def good(gpu: Rig, rows: list[Result]) -> dict[str, Result]:
-    assert rows[0].status in HAS_VALUE - {"invalid"}, rows[0].reason
-    assert rows[0].n >= 3
-    assert gpu.fake.live() == {}
-    return {row.metric: row for row in rows}
+    return gpu.of("directkv", name, **axes)
 
 
 @pytest.mark.parametrize(("raster", "compute"), [("m_fastest", "simt"), ("swizzle", "simt"), ("n_fastest", "bf16")])

@@ -8,12 +8,10 @@ import pytest
 
 from kvbench.context import Context
 from kvbench.contract.axis import Value
-from kvbench.contract.discover import load_suites
-from kvbench.contract.result import HAS_VALUE, Result
+from kvbench.contract.result import Result
 from kvbench.memory.cuda import portable
 from kvbench.timing.gpu_session import GpuSession
-from kvbench.worker import measure_case
-from tests.suites.gpu_rig import OPERATION_S, RECORD_S, Rig, rig
+from tests.suites.gpu_rig import OPERATION_S, RECORD_S, Rig, good, rig
 from tests.transport.paged_rig import tell
 
 KiB = 1 << 10
@@ -27,18 +25,7 @@ def gpu(gpu: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def case(gpu: Rig, name: str, **axes: Value) -> list[Result]:
-    """Run one case at its first smoke values but for ``axes``."""
-    bench = load_suites().find("strata", name)
-    values = {axis: declared.smoke[0] for axis, declared in bench.axes.items()} | axes
-    assert bench.where is None or bench.where(values), f"no such case: {values}"
-    return measure_case(bench, values, gpu.context)
-
-
-def good(gpu: Rig, rows: list[Result]) -> dict[str, Result]:
-    assert rows[0].status in HAS_VALUE - {"invalid"}, rows[0].reason
-    assert rows[0].n >= 3
-    assert gpu.fake.live() == {}
-    return {row.metric: row for row in rows}
+    return gpu.of("strata", name, **axes)
 
 
 @pytest.mark.parametrize("direction", ["fetch", "evict"])

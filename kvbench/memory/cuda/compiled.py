@@ -20,7 +20,7 @@ from kvbench.kernels.gpu.catalogue import GpuKernel
 from kvbench.memory.cuda.device import Device, Launch, Module
 from kvbench.memory.cuda.entries import CONSTANTS
 from kvbench.memory.cuda.kernels import C_TYPES
-from kvbench.memory.cuda.portable import Image, opt_in
+from kvbench.memory.cuda.portable import Image, opt_in, scratch_arguments
 
 Enter = Callable[[AbstractContextManager[Any]], Any]
 MAP_BYTES, MAP_ALIGN = 128, 128
@@ -131,16 +131,9 @@ def map_scratch(kernel: GpuKernel, ptx: str) -> int:
     A tensor map is 128 bytes, two 32-bit sizes and two 64-bit strides. Raises KvbenchError for other arguments, or
     scratch memory that is used.
     """
-    found = re.search(rf"\.entry {re.escape(kernel.entry)}\(([^)]*)\)", ptx)
-    types = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)", found[1]) if found else []
     wanted = [kind for a in kernel.arguments
               for kind in (("b8", "u32", "u32", "u64", "u64") if a.kind == "map" else ("u32",))]  # fmt: skip
-    extra = types[len(wanted) :]
-    used = [k for k in range(len(wanted), len(types)) if re.search(rf"\[{kernel.entry}_param_{k}[\]+]", ptx)]
-    if types[: len(wanted)] != wanted or any(kind != "u64" for kind in extra) or used:
-        raise KvbenchError("compiled to other arguments", where=kernel.name, got=f"({', '.join(types)})",
-                           expected=f"({', '.join(wanted)}) and unused pointers")  # fmt: skip
-    return len(extra)
+    return scratch_arguments(kernel, ptx, wanted)
 
 
 def launch_maps(

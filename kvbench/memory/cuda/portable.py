@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,12 +55,16 @@ def image_of(kernel: GpuKernel, arch: tuple[int, int]) -> Image:
     return Image(built.binary, scratch_arguments(kernel, built.assembly), built.dynamic_shared)
 
 
-def scratch_arguments(kernel: GpuKernel, ptx: str) -> int:
+def scratch_arguments(kernel: GpuKernel, ptx: str, wanted: Sequence[str] | None = None) -> int:
     """Return how many pointers the entry in ``ptx`` takes behind the kernel's own arguments (none, one or two by the
-    version of Triton). Raises KvbenchError unless the own ones are those of the catalogue and no other is used."""
+    version of Triton).
+
+    ``wanted``: the types of the own ones in PTX, by default those of the catalogue. Raises KvbenchError unless they are
+    those and no other is used.
+    """
     found = re.search(rf"\.entry {re.escape(kernel.entry)}\(([^)]*)\)", ptx)
-    types = re.findall(r"\.param \.(\w+)", found[1]) if found else []
-    wanted = [_PTX_TYPE[a.kind] for a in kernel.arguments]
+    types = re.findall(r"\.param (?:\.align \d+ )?\.(\w+)", found[1]) if found else []
+    wanted = [_PTX_TYPE[a.kind] for a in kernel.arguments] if wanted is None else list(wanted)
     extra = types[len(wanted) :]
     used = [k for k in range(len(wanted), len(types)) if re.search(rf"\[{kernel.entry}_param_{k}[\]+]", ptx)]
     if types[: len(wanted)] != wanted or any(kind != "u64" for kind in extra) or used:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import count
 
 from kvbench.replay.request import blocks_of
 
@@ -77,8 +76,3 @@ class Chain:
 def shared_prefix(tokens: int, block_tokens: int, ids: Ids) -> tuple[int, ...]:
     """Return ids for the whole blocks of a prefix of ``tokens`` tokens."""
     return tuple(ids.take(tokens // block_tokens))
-
-
-def numbering() -> count[int]:
-    """Return the ids of requests: 0, 1, 2, ..."""
-    return count()

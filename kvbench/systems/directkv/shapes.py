@@ -11,7 +11,6 @@ from kvbench.errors import UsageError
 Method = Literal["resident", "swap", "naive", "cpu_aware", "cpu_aware_pipelined"]
 METHODS: tuple[Method, ...] = get_args(Method)
 FAR_METHODS: tuple[Method, ...] = METHODS[1:]
-STAGING = (25, 50, 100)  # per cent of B that the buffer of `swap` holds
 HALVES = 2  # of a double buffer: one is filled while the other is read
 
 
